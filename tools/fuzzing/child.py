@@ -53,12 +53,13 @@ def outcome_of(target: Target, path: Path) -> dict[str, Any]:
     return {"outcome": "accepted"}
 
 
-def _status(name: str) -> int:
+def status_bytes(name: str) -> int:
+    """Return a size in bytes from this process's status, such as VmRSS."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
     return int(line.split()[1]) * 1024
 
 
-def _forget_peak() -> None:
+def forget_peak() -> None:
     """Reset the peak of resident memory, if the system allows it."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
@@ -76,7 +77,7 @@ def main() -> None:
     targets = all_targets(surroundings)
     for target in targets:
         target.make(random.Random(0))  # creates the good folders
-    limit = _status("VmSize") + _ADDRESS_SPACE
+    limit = status_bytes("VmSize") + _ADDRESS_SPACE
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     print("{}", flush=True)
     for line in sys.stdin:
@@ -86,10 +87,10 @@ def main() -> None:
             content = target.make(case_draw(seed, target, number, index))
             path = prepared(target, surroundings, folder / "case", content)
             print(json.dumps({"index": index, "bytes": len(content)}), flush=True)
-            _forget_peak()
-            before = _status("VmRSS")
+            forget_peak()
+            before = status_bytes("VmRSS")
             found = outcome_of(target, path)
-            print(json.dumps({**found, "index": index, "grown": _status("VmHWM") - before}), flush=True)
+            print(json.dumps({**found, "index": index, "grown": status_bytes("VmHWM") - before}), flush=True)
         print("{}", flush=True)
 
 

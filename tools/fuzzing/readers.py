@@ -9,26 +9,27 @@ from typing import Any
 from tools.fuzzing import seeds
 
 
+def prepared_task(kind: str, path: Path, dev: Path | None = None, *, encodes: bool = True, **options: Any) -> Any:
+    """Do fine-tuning's work on files before the first step: read, label, check, encode; return the training data."""
+    from maskloom.tasks.kinds import task_kind
+    from maskloom.tasks.tables import ReadingOptions
+
+    how, row = ReadingOptions(**options), task_kind(kind)
+    parts = [row.read(part, how) for part in (path, dev) if part is not None]
+    train = parts[0]
+    assert train.report.num_rows == train.report.num_kept + sum(train.report.dropped.values()), "rows are lost"
+    settings = row.settings().model_copy(update=row.data_settings(train))
+    names = row.label_names(train, how, settings)
+    row.check(train, parts[-1])
+    task = row.make(names, None, settings)
+    for part in parts if encodes else ():
+        task.encode(part, seeds.tokenizer(), 16, for_training=part is train)
+    return train
+
+
 def read_task(kind: str, **options: Any) -> Callable[[Path], object]:
-    """Return a function that does fine-tuning's work on a file before the first step: read, label, check, encode."""
-
-    def read(path: Path) -> object:
-        from maskloom.tasks.kinds import task_kind
-        from maskloom.tasks.tables import ReadingOptions
-        from maskloom.text.vocabulary import Vocabulary
-        from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
-
-        how = ReadingOptions(**options)
-        row = task_kind(kind)
-        data = row.read(path, how)
-        assert data.report.num_rows == data.report.num_kept + sum(data.report.dropped.values())
-        settings = row.settings().model_copy(update=row.data_settings(data))
-        names = row.label_names(data, how, settings)
-        row.check(data, data)
-        task = row.make(names, None, settings)
-        return task.encode(data, WordPieceTokenizer(Vocabulary(seeds.VOCABULARY), max_length=16), 16, for_training=True)
-
-    return read
+    """Return a function that prepares a task of some kind from its training file."""
+    return lambda path: prepared_task(kind, path, **options)
 
 
 def read_documents(path: Path) -> object:

@@ -134,19 +134,25 @@ def parquet_text() -> bytes:
     return file.getvalue()
 
 
+def tokenizer() -> Any:
+    """Return a tokenizer with the small vocabulary."""
+    from maskloom.text.vocabulary import Vocabulary
+    from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
+
+    return WordPieceTokenizer(Vocabulary(VOCABULARY), max_length=16)
+
+
 def write_model(folder: Path, heads: tuple[str, ...] = ("classifier",), num_labels: int | None = 2) -> None:
     """Write a tiny model folder with a tokenizer and our own settings."""
     from maskloom.checkpoints.huggingface import save_model
     from maskloom.models.assembled import build_model
     from maskloom.models.bert import BertConfig
-    from maskloom.text.vocabulary import Vocabulary
-    from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
     names = {"id2label": {"0": "x", "1": "y"}, "label2id": {"x": 0, "y": 1}} if num_labels == 2 else {}
     options = {"bilstm_tagger": {"layers": "last", "lstm_size": 4, "lstm_layers": 1, "dropout": 0.1}}
     model = build_model(BertConfig(**SIZES), heads, num_labels, seed=1, head_options=options)
     save_model(model, folder, extra_config={**names, "maskloom_heads": options})
-    WordPieceTokenizer(Vocabulary(VOCABULARY), max_length=16).save(folder)
+    tokenizer().save(folder)
     settings = {
         "format_version": 1,
         "kind": "single",
@@ -170,12 +176,10 @@ def write_byte_pairs(folder: Path) -> None:
 def write_corpus(folder: Path) -> None:
     """Build a tiny corpus."""
     from maskloom.data.corpus.building import build_corpus
-    from maskloom.text.vocabulary import Vocabulary
-    from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
     text = folder.with_name("corpus.txt")
     text.write_bytes(b"a b the ab. the bing, a.\n\nb b a.\nthe the.\n\n" * 3 + b"a the b.\n")
-    build_corpus(text, tokenizer=WordPieceTokenizer(Vocabulary(VOCABULARY)), out=folder)
+    build_corpus(text, tokenizer=tokenizer(), out=folder)
 
 
 def write_features(folder: Path) -> None:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tools.soak.processes import CommandLine, ForkServer, Running
+from tools.soak.processes import CommandLine, ForkServer, Running, processor_time
 from tools.soak.rows import Budget, Row, Trial
 
 _WORDS = [first + middle + last for first in "bdfgkl" for middle in "aeiou" for last in "mnprst"]
@@ -203,27 +203,24 @@ def _named(corpus: Path, files: list[str]) -> str | None:
     return "nothing was noticed"
 
 
-def _build_small(folder: Path, seed: int) -> Path:
+def _built(folder: Path, seed: int, *, megabytes: float = 0.3, **settings: int) -> Path:
+    """Write text, build a corpus of it with a vocabulary of its own, and return the corpus."""
     from maskloom.data.corpus.building import CorpusSettings, build_corpus
     from maskloom.text.vocabulary import Vocabulary
     from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
     folder.mkdir(parents=True)
-    write_text(folder / "text.txt", megabytes=0.3, seed=seed)
+    write_text(folder / "text.txt", megabytes=megabytes, seed=seed)
     words = random.Random(seed).sample(_WORDS, len(_WORDS))
     tokenizer = WordPieceTokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *words]))
-    build_corpus(
-        folder / "text.txt",
-        tokenizer=tokenizer,
-        out=folder / "corpus",
-        settings=CorpusSettings(sentences="lines", shard_tokens=10_000),
-    )
+    of_lines = CorpusSettings(sentences="lines", **settings)
+    build_corpus(folder / "text.txt", tokenizer=tokenizer, out=folder / "corpus", settings=of_lines)
     return folder / "corpus"
 
 
 def tampered_corpora(budget: Budget) -> Iterator[Trial]:
     """Yield a trial for each way of tampering with a corpus, and one for the cost of checking."""
-    corpus, other = _build_small(budget.work / "one", 1), _build_small(budget.work / "other", 2)
+    corpus, other = (_built(budget.work / str(seed), seed, shard_tokens=10_000) for seed in (1, 2))
     names = sorted(folder_bytes(corpus))
     draw = budget.draw("R6")
     sizes = [(corpus / name).stat().st_size for name in names]
@@ -273,38 +270,18 @@ def _cost_of_checking(folder: Path) -> Trial:
     from maskloom.data.settings import PretrainingData
     from maskloom.objectives.pretraining import PRETRAINING
 
-    folder.mkdir()
-    write_text(folder / "text.txt", megabytes=40)
-    corpus = _build_of(folder)
+    corpus = _built(folder, 0, megabytes=40)
     checked, unchecked = (
-        min(_processor_time(lambda verify=verify: Corpus.open(corpus, verify=verify)) for _ in range(5))
+        min(processor_time(lambda verify=verify: Corpus.open(corpus, verify=verify)) for _ in range(5))
         for verify in (True, False)
     )
     settings: dict[str, Any] = {"batch_size": 64, "seed": 0}
     loader = PRETRAINING["masked_lm"].loader(Corpus.open(corpus), None, PretrainingData(), **settings)
-    loading = _processor_time(lambda: sum(1 for _ in loader.epoch_batches(0)))
+    loading = processor_time(lambda: sum(1 for _ in loader.epoch_batches(0)))
     share = (checked - unchecked) / loading
     size = sum(path.stat().st_size for path in corpus.rglob("*") if path.is_file())
     told = f"{1000 * (checked - unchecked):.0f} ms for {size / 1e6:.0f} MB, {share:.1%} of loading one epoch"
     return Trial("cost of checking", share <= 0.02, told)
-
-
-def _build_of(folder: Path) -> Path:
-    from maskloom.data.corpus.building import CorpusSettings, build_corpus
-    from maskloom.text.vocabulary import Vocabulary
-    from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
-
-    tokenizer = WordPieceTokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *_WORDS]))
-    build_corpus(
-        folder / "text.txt", tokenizer=tokenizer, out=folder / "corpus", settings=CorpusSettings(sentences="lines")
-    )
-    return folder / "corpus"
-
-
-def _processor_time(action: Any) -> float:
-    begin = time.process_time()
-    action()
-    return time.process_time() - begin
 
 
 ROWS = (

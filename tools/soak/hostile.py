@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tools.fuzzing.child import forget_peak, status_bytes
+from tools.soak.processes import processor_time
 from tools.soak.rows import Budget, Row, Trial
 
 _TEXTS_AT_ONCE = 1_000
@@ -55,15 +57,9 @@ def _long_texts(budget: Budget) -> Iterator[Trial]:
         times = []
         for size in (100_000, 1_000_000):
             text = (unit * (size // len(unit) + 1))[:size]
-            times.append(min(_processor_time(lambda text=text: ours.encode(text)) for _ in range(5)))  # pyright: ignore[reportAttributeAccessIssue]
+            times.append(min(processor_time(lambda text=text: ours.encode(text)) for _ in range(5)))  # pyright: ignore[reportAttributeAccessIssue]
         factor = times[1] / max(times[0], 1e-9)
         yield Trial(f"1 MB of {unit!r}", factor <= 12 or times[1] < 0.2, f"{times[1]:.2f} s, {factor:.1f} times 100 kB")
-
-
-def _processor_time(call: Callable[[], object]) -> float:
-    started = time.process_time()
-    call()
-    return time.process_time() - started
 
 
 def _headers(budget: Budget) -> Iterator[Trial]:
@@ -124,9 +120,8 @@ def _refusal(read: Callable[[], object]) -> tuple[str, float, int]:
     """Return the problem with a read ("" for a refusal), its processor seconds, and the memory that it added."""
     from maskloom.errors import ConfigError, DataError
 
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-    before, started, problem = _status("VmRSS"), time.process_time(), "accepted"
+    forget_peak()
+    before, started, problem = status_bytes("VmRSS"), time.process_time(), "accepted"
     try:
         read()
     except (ConfigError, DataError):
@@ -135,12 +130,7 @@ def _refusal(read: Callable[[], object]) -> tuple[str, float, int]:
         if isinstance(error, KeyboardInterrupt):
             raise
         problem = repr(error)[:300]
-    return problem, time.process_time() - started, _status("VmHWM") - before
-
-
-def _status(name: str) -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
-    return int(line.split()[1]) * 1024
+    return problem, time.process_time() - started, status_bytes("VmHWM") - before
 
 
 @contextlib.contextmanager
@@ -151,7 +141,7 @@ def _limits() -> Iterator[None]:
         raise TimeoutError("it waits for what never comes")
 
     before, limits = signal.signal(signal.SIGALRM, stop), resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (_status("VmSize") + (4 << 30), limits[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (status_bytes("VmSize") + (4 << 30), limits[1]))
     signal.alarm(120)
     try:
         yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import time
@@ -140,16 +139,12 @@ def try_kill(server: ForkServer, alone: LeftAlone, kill: Kill, folder: Path) -> 
 
 def _last_step(run: Path) -> tuple[str, int]:
     """Return the stage and number of the last logged step of a killed run; 0 if there is none."""
-    last = ("", 0)
+    from maskloom.training.events import read_events
+
     log = run / "events.jsonl"
-    for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else ():
-        try:
-            event = json.loads(line)
-        except json.JSONDecodeError:
-            continue  # truncated by the kill
-        if event["event"] == "step":
-            last = (event["stage"], event["step"])
-    return last
+    events = read_events(log) if log.exists() else []  # without a line truncated by the kill
+    steps = [(event["stage"], event["step"]) for event in events if event["event"] == "step"]
+    return steps[-1] if steps else ("", 0)
 
 
 def _save_under_way(run: Path) -> int | None:

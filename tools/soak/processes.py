@@ -26,6 +26,13 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path), **more}
 
 
+def processor_time(call: Callable[[], object]) -> float:
+    """Return the processor seconds that a call takes in this process."""
+    started = time.process_time()
+    call()
+    return time.process_time() - started
+
+
 class Running(ABC):
     """A running command line; its output is in the file `output`."""
 
@@ -53,11 +60,15 @@ class Running(ABC):
         """Kill as `kill -9` does."""
         self.send(signal.SIGKILL)
 
-    def kill_at(self, seconds: float) -> None:
-        """Kill the process after some seconds, unless it ends before."""
+    def pause(self, seconds: float) -> None:
+        """Return after some seconds, or when the process has ended."""
         end = time.monotonic() + seconds
         while time.monotonic() < end and not self.has_ended():
             time.sleep(min(0.002, max(0.0, end - time.monotonic())))
+
+    def kill_at(self, seconds: float) -> None:
+        """Kill the process after some seconds, unless it ends before."""
+        self.pause(seconds)
         self.kill()
 
     def wait_until(self, happened: Callable[[], Any], seconds: float = 120) -> Any:

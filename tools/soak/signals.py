@@ -29,7 +29,7 @@ def try_signal(server: ForkServer, alone: LeftAlone, name: str, share: float, fo
     number, title = getattr(signal, name), f"{alone.subject.name} {name} at {share:.2f}"
     for _ in range(_ATTEMPTS):
         running = _started(server, alone, folder)
-        _pause(running, share * alone.seconds)
+        running.pause(share * alone.seconds)
         begin = time.monotonic()
         running.send(number)
         code = running.wait()
@@ -65,11 +65,11 @@ def try_second_interrupt(server: ForkServer, alone: LeftAlone, draw_from: Budget
         share = draw.uniform(0.0, 0.6)
         for later in (1.0, 0.5, 0.25):  # the run may be faster than the undisturbed one
             running = _started(server, alone, folder)
-            _pause(running, share * later * alone.seconds)
+            running.pause(share * later * alone.seconds)
             if not running.has_ended():
                 break
     running.send(signal.SIGINT)
-    _pause(running, 0.05)
+    running.pause(0.05)
     begin = time.monotonic()
     running.send(signal.SIGINT)
     code = running.wait()
@@ -96,12 +96,6 @@ def _listens(pid: int) -> bool:
     except OSError:
         return False
     return caught is not None and bool(int(caught[1], 16) >> (signal.SIGUSR1 - 1) & 1)
-
-
-def _pause(running: Running, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and not running.has_ended():
-        time.sleep(min(0.002, max(0.0, end - time.monotonic())))
 
 
 def _problems_of_stop(running: Running, code: int, expected: int, folder: Path, *, says_how: bool = True) -> list[str]:
