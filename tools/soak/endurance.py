@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tools.soak.processes import CommandLine, ForkServer, Running
 from tools.soak.rows import Budget, Row, Trial
-from tools.soak.subjects import RUN, prepare, run_whole
+from tools.soak.subjects import RUN, prepare, run_whole, sets
 
 STEPS, SAVES, KEPT = 100_000, 500, 2
 MINUTES = 120
@@ -157,7 +157,7 @@ def _arguments(data: Path, steps: int, *, has_steps: bool = True) -> list[str]:
         "model.config.num_attention_heads": 2,
         "model.config.intermediate_size": 128,
     }
-    overrides = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    overrides = sets(*(f"{key}={value}" for key, value in settings.items()))
     return ["pretrain", "--corpus", str(data / "corpus"), "--out", RUN, "--size", "tiny", *overrides]
 
 

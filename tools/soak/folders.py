@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tools.soak.processes import CommandLine, ForkServer
 from tools.soak.rows import Budget, Row, Trial
-from tools.soak.subjects import RUN, finetuning, prepare, pretraining, run_whole
+from tools.soak.subjects import RUN, finetuning, prepare, pretraining, run_whole, sets
 
 NUM_STARTS, NUM_STALE, NUM_RERUNS = 100, 20, 10
 _CLOCK_SET_BACK = "import time\n_now = time.time\ntime.time = lambda: _now() - 400 * 86400\n"
@@ -115,7 +115,7 @@ def reruns(budget: Budget) -> Iterator[Trial]:
             folder = budget.work / f"rerun-{number}"
             folder.mkdir()
             settings = (f"seed={draw.randrange(1000)}", f"training.batch_size={draw.choice((4, 8, 12))}")
-            run_whole(server, (*subject.arguments, *(w for s in settings for w in ("--set", s))), folder)
+            run_whole(server, (*subject.arguments, *sets(*settings)), folder)
             code, said = server.start(("rerun", RUN, "--out", "again"), folder, folder / "output.txt").ended()
             sums = re.findall(r"sha256 of \w+ +([0-9a-f]{64})", said)
             same = code == 0 and _weights(folder / RUN) == _weights(folder / "again") and len(set(sums)) == 1

@@ -11,12 +11,9 @@ from tools.soak.kills import Kill, leave_alone, try_kill
 from tools.soak.mutants import MUTANTS, planted
 from tools.soak.processes import ForkServer
 from tools.soak.rows import Budget, Row, Trial
-from tools.soak.subjects import RUN, differences, outcome, prepare, pretraining, run_whole
+from tools.soak.subjects import RUN, differences, outcome, prepare, pretraining, run_whole, sets
 
-_PLAIN = (
-    *("--set", "model.config.hidden_dropout_prob=0.0"),
-    *("--set", "model.config.attention_probs_dropout_prob=0.0"),
-)
+_PLAIN = sets("model.config.hidden_dropout_prob=0.0", "model.config.attention_probs_dropout_prob=0.0")
 
 
 def _short(data: Path):
@@ -52,7 +49,7 @@ def damaged(server: ForkServer, data: Path, work: Path) -> str:
 def in_parts(server: ForkServer, data: Path, work: Path) -> str:
     """Train on whole batches and on micro-batches, without dropout, and return a message if the losses differ."""
     losses = []
-    for name, more in (("whole", ()), ("parts", ("--set", "training.micro_batch_size=3"))):
+    for name, more in (("whole", ()), ("parts", sets("training.micro_batch_size=3"))):
         folder = work / name
         folder.mkdir(parents=True)
         run_whole(server, (*_short(data).arguments, *_PLAIN, *more), folder)

@@ -40,7 +40,8 @@ class Subject:
         return (*self.arguments, "--resume")
 
 
-def _sets(*overrides: str) -> list[str]:
+def sets(*overrides: str) -> list[str]:
+    """Return the arguments that override keys of a recipe."""
     return [word for override in overrides for word in ("--set", override)]
 
 
@@ -65,7 +66,7 @@ def prepare(server: ForkServer, folder: Path, *, num_topics: int = 120) -> Path:
             )
             rows.append(json.dumps({"text": text, "label": label}) + "\n")
         (folder / f"{name}.jsonl").write_text("".join(rows), encoding="utf-8")
-    first = [*_sets(*_TINY, "training.steps=1")]
+    first = sets(*_TINY, "training.steps=1")
     for arguments in (
         ["vocab", "train", "topics.txt", "--size", 500, "--out", "vocab"],
         ["corpus", "build", "topics.txt", "--vocab", "vocab", "--out", "corpus"],
@@ -86,7 +87,7 @@ def run_whole(server: ForkServer, arguments: tuple[str, ...], folder: Path, **en
 def pretraining(data: Path, *, steps: int = 200, save_every: int = 7, evaluate_every: int = 25) -> Subject:
     """Return a pre-training run that saves in the background and evaluates on held-out documents."""
     plan = (f"training.steps={steps}", f"training.save_every={save_every}", f"training.evaluate_every={evaluate_every}")
-    arguments = ["pretrain", "--corpus", str(data / "corpus"), "--out", RUN, "--size", "tiny", *_sets(*_TINY, *plan)]
+    arguments = ["pretrain", "--corpus", str(data / "corpus"), "--out", RUN, "--size", "tiny", *sets(*_TINY, *plan)]
     return Subject("pretrain", tuple(arguments), save_every, r"phase-\d+, length \d+")
 
 
@@ -99,20 +100,20 @@ def finetuning(data: Path, *, epochs: int = 5, restarts: int = 2) -> Subject:
         "tune_on_dev=true",
         "training.learning_rate=3e-3",
     )
-    return Subject("finetune", ("finetune", *_labelled(data), *_sets(*plan)), 9, r"fine-tuning, seed \d+")
+    return Subject("finetune", ("finetune", *_labelled(data), *sets(*plan)), 9, r"fine-tuning, seed \d+")
 
 
 def grid_search(data: Path, *, epochs: int = 2) -> Subject:
     """Return a search over a grid of four recipes."""
     grid = ["--grid", "training.learning_rate=1e-3,5e-3", "--grid", "training.batch_size=8,16"]
     plan = (f"training.epochs={epochs}", "training.save_every=9")
-    return Subject("search", ("search", *_labelled(data), *grid, *_sets(*plan)), 9, r"fine-tuning, seed \d+")
+    return Subject("search", ("search", *_labelled(data), *grid, *sets(*plan)), 9, r"fine-tuning, seed \d+")
 
 
 def _labelled(data: Path) -> tuple[str, ...]:
     model = ("--model", str(data / "first" / "model"), "--train", str(data / "train.jsonl"))
     settings = ("data.max_length=32", "training.num_threads=1", "training.log_every=1")
-    return (*model, "--dev", str(data / "dev.jsonl"), "--out", RUN, *_sets(*settings))
+    return (*model, "--dev", str(data / "dev.jsonl"), "--out", RUN, *sets(*settings))
 
 
 def outcome(folder: Path) -> dict[str, str]:

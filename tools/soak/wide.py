@@ -10,7 +10,7 @@ from pathlib import Path
 from tools.soak.kills import kills_of, leave_alone, try_kill
 from tools.soak.processes import CommandLine, ForkServer
 from tools.soak.rows import Budget, Row, Trial
-from tools.soak.subjects import RUN, Subject, differences, finetuning, outcome, prepare, pretraining, run_whole
+from tools.soak.subjects import RUN, Subject, differences, finetuning, outcome, prepare, pretraining, run_whole, sets
 
 _KILLS = {"save": 4, "evaluation": 2, "start-up": 1, "step": 3, "clock": 2}
 _PRETRAINING = (
@@ -22,8 +22,7 @@ _NUM_CHECKS = 3
 
 
 def _widened(subject: Subject, *changes: str) -> Subject:
-    words = tuple(word for change in changes for word in ("--set", change))
-    return replace(subject, arguments=(*subject.arguments, *words))
+    return replace(subject, arguments=(*subject.arguments, *sets(*changes)))
 
 
 def wide_runs(budget: Budget) -> Iterator[Trial]:
