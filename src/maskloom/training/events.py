@@ -45,8 +45,8 @@ class EventLog(AbstractContextManager["EventLog", None]):
         """
         with self._lock:
             found = _events_or_none(self.path)
-            kept = [event for event in found if event is not None and _stays(event, stage, step)]
-            kept = [event for event in kept if not (evaluates and _is_evaluation(event, stage, step))]
+            known = (event for event in found if event is not None)
+            kept = [event for event in known if not _is_logged_again(event, stage, step, evaluates=evaluates)]
             if num_lost := found.count(None):
                 kept.append({"event": "lost_events", "number": num_lost})
             if num_lost or len(kept) < len(found):
@@ -88,7 +88,6 @@ class EventLog(AbstractContextManager["EventLog", None]):
         self._file.close()
 
     def __exit__(self, *_: object) -> None:
-        """Close the log."""
         self.close()
 
 
@@ -130,14 +129,11 @@ def _event(line: bytes) -> dict[str, Any] | None:
     return event if is_sound and "event" in event else None
 
 
-def _is_evaluation(event: dict[str, Any] | None, stage: str, step: int) -> bool:
-    wanted = ("evaluation", stage, step)
-    return event is not None and (event["event"], event.get("stage"), event.get("step")) == wanted
-
-
-def _stays(event: dict[str, Any], stage: str, step: int) -> bool:
-    is_later = event.get("stage") == stage and event.get("step", 0) > step
-    return not is_later or event["event"] in _NEVER_FORGOTTEN
+def _is_logged_again(event: dict[str, Any], stage: str, step: int, *, evaluates: bool) -> bool:
+    """Tell whether a stage that continues after a step, which it `evaluates` again or not, logs an event again."""
+    if event.get("stage") != stage or event["event"] in _NEVER_FORGOTTEN:
+        return False
+    return event.get("step", 0) > step or (evaluates and (event["event"], event.get("step")) == ("evaluation", step))
 
 
 def _finite(value: Any) -> Any:
