@@ -157,10 +157,8 @@ def config_of(section: ModelSection, **more: Any) -> ModelConfig:
     return row.config_type.of_size(section.size, row.sizes, **{**section.config, **more})
 
 
-def published_config(values: Mapping[str, Any], source: str) -> ModelConfig:
+def published_config(values: dict[str, Any], source: str) -> ModelConfig:
     """Read a config.json (BERT's if it has no model_type); raises DataError for an unknown type or wrong values."""
-    if not isinstance(values, dict):
-        raise DataError(f"{source}: a model configuration is a JSON object, not {type(values).__name__}")
     name = values.get("model_type", "bert")
     row = next((row for row in ARCHITECTURES.values() if name in row.config_type.model_types), None)
     if row is None:
