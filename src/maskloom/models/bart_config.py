@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from maskloom.models.model_config import SIZES, Fraction, ModelConfig
+from maskloom.models.model_config import SIZES, Fraction, ModelConfig, Width
 
 _USUAL_SOURCE_LAYERS = 6
 # Published keys of the decoder, and our keys of the encoder whose values they must equal.
@@ -34,9 +34,9 @@ class BartConfig(ModelConfig):
     """
 
     vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 50_265
-    hidden_size: Annotated[int, Field(ge=1, le=65_536)] = 1_024
+    hidden_size: Width = 1_024
     num_decoder_layers: Annotated[int, Field(ge=1, le=1_000)] | None = None
-    num_attention_heads: Annotated[int, Field(ge=1, le=65_536)] = 16
+    num_attention_heads: Width = 16
     intermediate_size: Annotated[int, Field(ge=1, le=1_000_000)] = 4_096
     attention_probs_dropout_prob: Fraction = 0.0
     activation_dropout: Fraction = 0.0

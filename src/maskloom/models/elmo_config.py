@@ -36,7 +36,7 @@ class ElmoConfig(ModelConfig):
     hidden_act: str = "relu"
     attention_probs_dropout_prob: Annotated[float, Field(ge=0.0, le=0.0)] = 0.0
     max_position_embeddings: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
-    initializer_range: Annotated[float, Field(gt=0.0, le=10.0, allow_inf_nan=False)] = 0.1
+    initializer_range: Annotated[float, Field(gt=0.0, le=10.0)] = 0.1
     source_vocab_size: Annotated[int, Field(ge=SPELLING_SIZE, le=SPELLING_SIZE)] | None = None
     character_size: Width = 16
     max_characters: Annotated[int, Field(ge=3, le=1_000)] = 50

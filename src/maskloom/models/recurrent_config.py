@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from maskloom.models.model_config import Fraction, ModelConfig
+from maskloom.models.model_config import Fraction, ModelConfig, Width
 
 GateBias = Annotated[float, Field(ge=-100.0, le=100.0)]
 RECURRENT_SIZES = {
@@ -32,9 +32,9 @@ class RecurrentConfig(ModelConfig):
     encoder's last state. Without layers it is a feed-forward network: its head reads word vectors, pooled or singly.
     """
 
-    hidden_size: Annotated[int, Field(ge=1, le=65_536)] = 256
+    hidden_size: Width = 256
     num_hidden_layers: Annotated[int, Field(ge=0, le=1_000)] = 1
-    num_attention_heads: Annotated[int, Field(ge=1, le=65_536)] = 1
+    num_attention_heads: Width = 1
     attention_probs_dropout_prob: Fraction = 0.0
     initializer_range: Annotated[float, Field(gt=0.0, le=10.0)] = 0.1
     causal: bool = False

@@ -38,7 +38,6 @@ class T5Config(ModelConfig):
     layer_norm_eps: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-6
     initializer_factor: Annotated[float, Field(gt=0.0, le=100.0)] = 1.0
     tie_word_embeddings: bool = True
-    pad_token_id: Annotated[int, Field(ge=0)] | None = 0
     eos_token_id: Annotated[int, Field(ge=0)] = 1
     decoder_start_token_id: Annotated[int, Field(ge=0)] = 0
 

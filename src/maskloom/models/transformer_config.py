@@ -35,10 +35,10 @@ class TransformerConfig(ModelConfig):
     """
 
     vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 37_000
-    hidden_size: Annotated[int, Field(ge=1, le=65_536)] = 512
+    hidden_size: Width = 512
     num_hidden_layers: Annotated[int, Field(ge=1, le=1_000)] = 6
     num_decoder_layers: Annotated[int, Field(ge=1, le=1_000)] | None = None
-    num_attention_heads: Annotated[int, Field(ge=1, le=65_536)] = 8
+    num_attention_heads: Width = 8
     key_size: Width | None = None
     intermediate_size: Annotated[int, Field(ge=1, le=1_000_000)] = 2_048
     hidden_act: str = "relu"
