@@ -184,7 +184,7 @@ class KeyValues(Kept):
 
     def begin(self, qkv: Tensor, layout: SequenceLayout) -> None:
         """Store the keys and values of the first tokens, (tokens, 3 hidden)."""
-        kept = layout.padded(qkv[: layout.num_tokens, qkv.shape[1] // 3 :], layout.max_length)
+        kept = layout.padded(qkv[: layout.num_tokens, qkv.shape[1] // 3 :])
         self.kept = kept.unsqueeze(2)
 
     def attend(self, qkv: Tensor, bias: Tensor | None = None, scale: float | None = None) -> Tensor:

@@ -92,7 +92,7 @@ class LinearChainCRF(nn.Module):
 def _by_step(packed: Tensor, chains: SequenceLayout) -> tuple[Tensor, Tensor]:
     """Return (words, size) in a grid (steps, chains, size), and which of its cells have a word, (steps, chains, 1)."""
     is_word = torch.arange(chains.max_length, device=packed.device)[:, None] < chains.lengths
-    return chains.padded(packed, chains.max_length).transpose(0, 1).contiguous(), is_word[:, :, None]
+    return chains.padded(packed).transpose(0, 1).contiguous(), is_word[:, :, None]
 
 
 def _packed(grid: Tensor, chains: SequenceLayout) -> Tensor:

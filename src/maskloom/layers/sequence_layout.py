@@ -240,13 +240,13 @@ class SequenceLayout:
         """Append rows of zeros: (tokens, features) to (rows, features)."""
         return F.pad(packed, (0, 0, 0, self.num_rows - self.num_tokens)) if self.num_rows > self.num_tokens else packed
 
-    def padded(self, packed: Tensor, room: int) -> Tensor:
-        """Return sequences padded with zeros to length `room`: (tokens, features) to (sequences, room, features)."""
-        shifts = torch.arange(self.num_sequences, device=packed.device) * room - self.offsets[:-1]
+    def padded(self, packed: Tensor) -> Tensor:
+        """Return sequences padded with zeros to the longest: (tokens, features) to (sequences, longest, features)."""
+        shifts = torch.arange(self.num_sequences, device=packed.device) * self.max_length - self.offsets[:-1]
         shifts = torch.repeat_interleave(shifts, self.lengths, output_size=self.num_tokens)
         places = shifts + torch.arange(self.num_tokens, device=packed.device)
-        result = packed.new_zeros(self.num_sequences * room, packed.shape[1])
-        return result.index_copy(0, places, packed).view(self.num_sequences, room, -1)
+        result = packed.new_zeros(self.num_sequences * self.max_length, packed.shape[1])
+        return result.index_copy(0, places, packed).view(self.num_sequences, self.max_length, -1)
 
     def to_slots(self, packed: Tensor) -> Tensor:
         """Reorder (rows, features) to slot order, (slots, features)."""

@@ -167,7 +167,7 @@ class RecurrentDecoder(TiedDecoder):
     def memories(self, hidden: Tensor, layout: SequenceLayout) -> list[SourceMemory]:
         """Return the memory that all decoding steps read, from sources' vectors `hidden` (source tokens, hidden)."""
         is_real = torch.arange(layout.max_length, device=hidden.device) < layout.lengths.unsqueeze(1)
-        return [SourceMemory(self._first(hidden, layout), layout.padded(hidden, layout.max_length), is_real)]
+        return [SourceMemory(self._first(hidden, layout), layout.padded(hidden), is_real)]
 
     def step(
         self,

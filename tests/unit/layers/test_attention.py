@@ -117,7 +117,7 @@ def test_equals_attention_with_scores_masked_by_a_large_number(causal):
     attention, hidden = SelfAttention(10, heads, 0.0, causal=causal), torch.randn(11, 10)
     qkv, layout = attention.projected(hidden), SequenceLayout.from_lengths(lengths)
     found = attend(qkv, layout, heads, 0.0, causal=causal)
-    padded = layout.padded(qkv[:11], 7).view(3, 7, 3, heads, size).permute(2, 0, 3, 1, 4)
+    padded = layout.padded(qkv[:11]).view(3, 7, 3, heads, size).permute(2, 0, 3, 1, 4)
     mask = (torch.arange(7) < torch.tensor(lengths)[:, None])[:, None, None].expand(3, 1, 7, 7)
     expected, weights = masked_by_a_large_number(*padded, mask & torch.ones(7, 7).tril().bool() if causal else mask)
     rows = expected.transpose(1, 2).flatten(2)
