@@ -47,6 +47,8 @@ class MixingLayer(nn.Module):
 class Bag(Encoder):
     """Embeddings, mixing layers, a norm; the last token represents the sequence."""
 
+    initial_rules: ClassVar = {RootNorm: constants(weight=1.0)}
+
     def __init__(self, config):
         super().__init__()
         self.config, size = config, config.hidden_size
@@ -67,7 +69,6 @@ BAG = Architecture(
     Bag,
     vocabulary_head="lm",
     sizes={"tiny": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}},
-    initial={RootNorm: constants(weight=1.0)},
     undecayed=(RootNorm,),
     has_classifier_bias=False,
 )

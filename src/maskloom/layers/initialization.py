@@ -50,16 +50,14 @@ def initialize(
     A module inherits the rule of its base class. Without a rule, biases are 0 and other parameters are drawn from a
     normal distribution with deviation `std`, truncated at two sigma. Each parameter has its own generator, seeded with
     the seed and `prefix` + its name, so other modules and their order have no effect. Without a seed, one is drawn from
-    torch's global generator. A tied parameter is filled once, under its first name. Parameters on the meta device or
-    named in `leave` are not filled.
+    torch's global generator. A tied parameter is filled once, under its first name. Parameters named in `leave` are not
+    filled.
     """
-    if all(parameter.is_meta for parameter in module.parameters()):
-        return
     if seed is None:
         seed = int(torch.randint(2**62, (), device="cpu"))
     by_type = {**RULES, **(rules or {})}
     for full_name, parameter in module.named_parameters():
-        if parameter.is_meta or full_name in leave:
+        if full_name in leave:
             continue
         path, _, name = full_name.rpartition(".")
         owner = module.get_submodule(path)

@@ -20,7 +20,6 @@ from maskloom.rows import Rows, later
 if TYPE_CHECKING:
     from torch import nn
 
-    from maskloom.layers.initialization import InitialRules
     from maskloom.models.encoder import Encoder
 
 
@@ -30,8 +29,7 @@ class Architecture:
 
     `build` creates an encoder from its configuration, and imports torch only then. `vocabulary_head` is the head over
     the vocabulary that it is pre-trained with. `sizes` holds the configuration keys of each size that a recipe can
-    name. `initial` holds the initialisation rules of its own module types; `layers.initialization.RULES` has all
-    others. Modules of the types in `undecayed` have no weight decay, like norms and biases. The classifier may have no
+    name. Modules of the types in `undecayed` have no weight decay, like norms and biases. The classifier may have no
     bias, or be a deep one. If it `has_decoder`, the encoder creates the head "decoder". If it `has_state`, its state is
     carried from batch to batch. If it `reads_spelling`, its inputs are ids of `text.spelled_tokenizer` instead of ids
     of its vocabulary.
@@ -43,7 +41,6 @@ class Architecture:
     build: Callable[[Any], Encoder]
     vocabulary_head: str = "mlm"
     sizes: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: SIZES)
-    initial: InitialRules = field(default_factory=dict)
     undecayed: tuple[type[nn.Module], ...] = ()
     has_classifier_bias: bool = True
     has_deep_classifier: bool = False

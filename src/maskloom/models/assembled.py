@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from maskloom.errors import ConfigError
-from maskloom.layers.initialization import InitialRules, initialize
+from maskloom.layers.initialization import initialize
 from maskloom.models.architectures import architecture_of
 from maskloom.models.encoder import Encoder
 from maskloom.models.heads import HEADS, LanguageModelHead, MaskedLMHead
@@ -63,8 +63,8 @@ class EncoderWithHeads(nn.Module):
             ) from None
         old = self.encoder.word_embeddings
         word = nn.Embedding(vocab_size, old.shape[1], device=old.device, dtype=old.dtype)
-        rules = _initial_rules(self.encoder)
-        initialize(word, std=config.initializer_range, seed=seed, prefix="encoder.embeddings.word.", rules=rules)
+        prefix, rules = "encoder.embeddings.word.", self.encoder.initial_rules
+        initialize(word, std=config.initializer_range, seed=seed, prefix=prefix, rules=rules)
         num_kept = min(vocab_size, len(old))
         word.weight[:num_kept] = old[:num_kept]
         word.weight.requires_grad_(old.requires_grad)
@@ -120,12 +120,8 @@ def fill_model(model: EncoderWithHeads, seed: int | None, leave: Container[str])
             memory = torch.empty(planned.shape, dtype=planned.dtype, device=device)
             setattr(module, name, nn.Parameter(memory, requires_grad=planned.requires_grad))
     model.tie()
-    std, rules = model.config.initializer_range, _initial_rules(model.encoder)
+    std, rules = model.config.initializer_range, model.encoder.initial_rules
     initialize(model, std=std, seed=seed, leave=leave, rules=rules)
-
-
-def _initial_rules(encoder: Encoder) -> InitialRules:
-    return {**encoder.initial_rules, **architecture_of(encoder.config).initial}
 
 
 def blocks_of(model: EncoderWithHeads) -> Sequence[nn.Module]:

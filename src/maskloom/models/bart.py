@@ -7,7 +7,6 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from maskloom.layers.initialization import initialize
 from maskloom.layers.pooling import LastToken
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.bart_config import BartConfig
@@ -39,7 +38,6 @@ class Bart(Encoder):
         self.layers, self.final_norm = self.transformer_stack(config)
         self.pooler = LastToken()
         self.source: Bart | None = None if config.of_sources is None else Bart(config.of_sources)
-        initialize(self, std=config.initializer_range)
 
     def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
         """Return the normed sum of word and position embeddings; segments are ignored.

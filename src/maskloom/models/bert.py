@@ -10,7 +10,6 @@ from torch import Tensor
 
 from maskloom.layers.activations import ACTIVATIONS
 from maskloom.layers.embeddings import TokenEmbeddings
-from maskloom.layers.initialization import initialize
 from maskloom.layers.pooling import TokenPooler
 from maskloom.layers.positions import rotation
 from maskloom.layers.recurrent import BiLSTM
@@ -42,7 +41,6 @@ class Bert(Encoder):
         # RoFormer's classifiers use the activation of the layers where BERT's pooler uses tanh.
         activation = ACTIVATIONS[config.hidden_act] if config.rotary else torch.tanh
         self.pooler = TokenPooler(config.hidden_size, reads=reads, activation=activation)
-        initialize(self, std=config.initializer_range)
 
     def placed(self, layout: SequenceLayout) -> SequenceLayout:
         """Return the layout that the layers read: if positions are rotary, with their rotation."""

@@ -13,7 +13,7 @@ from maskloom.layers.attention import Kept
 from maskloom.layers.characters import CharacterCNN, Characters, Highway
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.embeddings import table
-from maskloom.layers.initialization import InitialRules, initialize
+from maskloom.layers.initialization import InitialRules
 from maskloom.layers.layer_mix import ScalarMix
 from maskloom.layers.pooling import OverTokens
 from maskloom.layers.projected_lstm import ProjectedLSTMs
@@ -94,7 +94,6 @@ class Elmo(Encoder):
         self.pooler = OverTokens("max")
         kinds = (Characters, nn.Conv1d, nn.Linear, ProjectedLSTMs)
         self.initial_rules: InitialRules = dict.fromkeys(kinds, _fill)
-        initialize(self, std=config.initializer_range, rules=self.initial_rules)
 
     def encode_words(
         self, vectors: Tensor, layout: SequenceLayout, past: Sequence[Kept] | None = None, *, is_reversed: bool = False

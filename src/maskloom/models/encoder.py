@@ -16,13 +16,11 @@ from maskloom.layers.attention import Kept, SelfAttention
 from maskloom.layers.copies import to_device
 from maskloom.layers.cross_attention import CrossAttention
 from maskloom.layers.feed_forward import FeedForward, GatedFeedForward
-from maskloom.layers.initialization import InitialRules
+from maskloom.layers.initialization import RULES, InitialRules
 from maskloom.layers.narrow_attention import NarrowCrossAttention, NarrowSelfAttention
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import TransformerLayer
 from maskloom.models.model_config import ModelConfig
-
-_NO_RULES: InitialRules = {}
 
 
 @cache
@@ -50,11 +48,11 @@ class Encoder(nn.Module):
 
     A subclass creates `embeddings` (with a table `word`), `layers`, `final_norm` and `pooler`, and maps ids to vectors
     in `embedded`. It may put a layer on `top`, which `topped` calls. If it `pools_state`, `pooled` needs the state that
-    layers kept.
+    layers kept. Its parameters are filled by `build_model`, by `initial_rules` where those are not the shared `RULES`.
     """
 
     pools_state = False
-    initial_rules: InitialRules = _NO_RULES
+    initial_rules: InitialRules = RULES
 
     config: ModelConfig
     embeddings: nn.Module

@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from maskloom.layers.embeddings import WordEmbeddings
-from maskloom.layers.initialization import initialize
 from maskloom.layers.pooling import LastToken
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.encoder import Encoder
@@ -28,7 +27,6 @@ class Gpt(Encoder):
         )
         self.layers, self.final_norm = self.transformer_stack(config)
         self.pooler = LastToken()
-        initialize(self, std=config.initializer_range)
 
     def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
         """Return the sum of word and position embeddings; segments are ignored."""

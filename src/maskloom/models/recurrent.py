@@ -19,7 +19,7 @@ from maskloom.layers.dropout import Dropout
 from maskloom.layers.embeddings import WordEmbeddings
 from maskloom.layers.energies import Energy, EnergyAttention
 from maskloom.layers.general_attention import AttentionLayout
-from maskloom.layers.initialization import InitialRules, initialize
+from maskloom.layers.initialization import InitialRules
 from maskloom.layers.pooling import LastToken, OverTokens
 from maskloom.layers.recurrent import RecurrentLayer
 from maskloom.layers.sequence_layout import SequenceLayout
@@ -83,7 +83,6 @@ class Recurrent(Encoder):
         self.pools_state = self._query == "c"
         forget_bias = getattr(config, "forget_bias", 0.0)
         self.initial_rules: InitialRules = {nn.RNNBase: partial(_fill, forget_bias=forget_bias)}
-        initialize(self, std=config.initializer_range, rules=self.initial_rules)
 
     def pooled(self, hidden: Tensor, layout: SequenceLayout, past: Sequence[Kept] | None) -> Tensor:
         """Pool token vectors to one vector per sequence, (sequences, hidden); `past` is the state that layers kept."""

@@ -14,7 +14,7 @@ from maskloom.layers.attention import KeyValues
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.embeddings import WordEmbeddings
 from maskloom.layers.feed_forward import FeedForward, GatedFeedForward
-from maskloom.layers.initialization import InitialRule, InitialRules, constants, initialize
+from maskloom.layers.initialization import InitialRule, InitialRules, constants
 from maskloom.layers.pooling import LastToken
 from maskloom.layers.processor.matrix_products import Dense
 from maskloom.layers.relative_attention import QueryDense, RelativeBias, RelativeSelfAttention, UnscaledCrossAttention
@@ -52,7 +52,6 @@ class T5(Encoder):
         self.embeddings = WordEmbeddings(config.vocab_size, config.hidden_size, config.hidden_dropout_prob)
         self.relative_bias, self.layers, self.final_norm = _stack(config)
         self.pooler = LastToken()
-        initialize(self, std=config.initializer_range, rules=self.initial_rules)
 
     def placed(self, layout: SequenceLayout) -> SequenceLayout:
         """Return the layout with the relative biases of attention scores."""

@@ -15,7 +15,7 @@ from maskloom.layers.cross_attention import CrossAttention, Memory, PackedMemory
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.embeddings import table
 from maskloom.layers.general_attention import AttentionLayout
-from maskloom.layers.initialization import InitialRules, initialize
+from maskloom.layers.initialization import InitialRules
 from maskloom.layers.pooling import LastToken
 from maskloom.layers.positions import sinusoids
 from maskloom.layers.processor.matrix_products import Dense
@@ -118,7 +118,6 @@ class Transformer(Encoder):
         self.embeddings = ScaledEmbeddings(config, positions, source_size=config.source_vocab_size)
         self.layers, self.final_norm = self.transformer_stack(config)
         self.pooler = LastToken()
-        initialize(self, std=config.initializer_range, rules=TRANSFORMER_RULES)
 
     def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
         """Return scaled word embeddings with positions; segments are ignored."""

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from maskloom.models.bert import Bert, BertConfig
-from maskloom.models.t5 import T5
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
 from maskloom.models.t5_config import T5Config
 
 
@@ -16,8 +16,9 @@ def test_an_exported_encoder_gives_what_the_eager_one_gives(has_mask, options, t
         "vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 2 if has_mask else 1, "num_attention_heads": 2,
         "intermediate_size": 24, "max_position_embeddings": 32, "initializer_range": 0.5,
     }  # fmt: skip
-    is_t5 = options == ("t5",)
-    model = (T5(T5Config(**sizes)) if is_t5 else Bert(BertConfig(**sizes, **dict.fromkeys(options, True)))).eval()
+    options = dict.fromkeys(options, True)
+    config = T5Config(**sizes) if "t5" in options else BertConfig(**sizes, **options)
+    model = build_model(config, (), seed=0).encoder.eval()
     generator = torch.Generator().manual_seed(3)
 
     def inputs(batch, length):
