@@ -83,7 +83,6 @@ class TrainingSession:
     num_averaged: int = 0
 
     def __post_init__(self) -> None:
-        """Initialise the warnings, the counts of bad steps and the time budget."""
         settings = self.settings
         self._watch, self.num_answers = LossWatch(), Counter[str | int]()  # to bad steps: rewinds, and skips by step
         self._told_size: int | None = None

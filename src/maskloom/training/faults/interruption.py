@@ -50,7 +50,6 @@ class StopRequests:
         self._hook = sys.unraisablehook
 
     def __enter__(self) -> StopRequests:
-        """Install the signal handlers."""
         if threading.current_thread() is threading.main_thread():
             self._watch = _SecondInterrupt()
             for number in STOP_SIGNALS:
@@ -61,7 +60,6 @@ class StopRequests:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Restore the previous signal handlers."""
         if self._watch is not None:
             _active.remove(self)
             sys.unraisablehook = self._hook
