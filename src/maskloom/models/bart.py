@@ -35,7 +35,7 @@ class Bart(Encoder):
         super().__init__()
         self.config = config
         self.embeddings = ScaledEmbeddings(config, _positions(config), _norm(config))
-        self.layers, self.final_norm = self.transformer_stack(config)
+        self.layers, self.final_norm = self.transformer_stack()
         self.pooler = LastToken()
         self.source: Bart | None = None if config.of_sources is None else Bart(config.of_sources)
 

@@ -35,7 +35,7 @@ class Bert(Encoder):
             dropout=config.hidden_dropout_prob,
             embedding_size=config.embedding_size,
         )
-        self.layers, self.final_norm = self.transformer_stack(config)
+        self.layers, self.final_norm = self.transformer_stack()
         self.top = BiLSTM(config.hidden_size, config.hidden_size, num_layers=1) if config.bilstm else None
         reads = "ends" if config.bilstm else "last" if config.causal else "first"
         # RoFormer's classifiers use the activation of the layers where BERT's pooler uses tanh.

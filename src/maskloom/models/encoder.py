@@ -98,9 +98,9 @@ class Encoder(nn.Module):
         """Pool token vectors to one vector per sequence, (sequences, hidden); `past` is the state that layers kept."""
         return self.pooler(hidden, layout)
 
-    @staticmethod
-    def transformer_stack(config: ModelConfig, *, of_decoder: bool = False) -> tuple[nn.ModuleList, nn.Module]:
-        """Return the layers of a configuration, causal if it is, or of its decoder, and the norm after the last one."""
+    def transformer_stack(self, *, of_decoder: bool = False) -> tuple[nn.ModuleList, nn.Module]:
+        """Return the layers of its configuration, causal if that is, or of its decoder, and the norm after the last."""
+        config = self.config
         block = GatedFeedForward if getattr(config, "gated", False) else FeedForward
         attention, cross_attention = SelfAttention, CrossAttention
         if key_size := getattr(config, "key_size", None):

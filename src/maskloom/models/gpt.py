@@ -25,7 +25,7 @@ class Gpt(Encoder):
         self.embeddings = WordEmbeddings(
             config.vocab_size, config.hidden_size, config.embedding_dropout_prob, config.max_position_embeddings
         )
-        self.layers, self.final_norm = self.transformer_stack(config)
+        self.layers, self.final_norm = self.transformer_stack()
         self.pooler = LastToken()
 
     def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:

@@ -116,7 +116,7 @@ class Transformer(Encoder):
         num_positions = config.max_position_embeddings if config.learned_positions else None
         positions = Positions(config.hidden_size, num_positions)
         self.embeddings = ScaledEmbeddings(config, positions, source_size=config.source_vocab_size)
-        self.layers, self.final_norm = self.transformer_stack(config)
+        self.layers, self.final_norm = self.transformer_stack()
         self.pooler = LastToken()
 
     def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
@@ -146,7 +146,7 @@ class TransformerDecoder(TiedDecoder):
         self.positions = Positions(size, config.max_position_embeddings if learned else None)
         self.layer_norm: nn.Module = nn.Identity()
         self.dropout = Dropout(config.hidden_dropout_prob)
-        self.layers, self.final_norm = encoder.transformer_stack(config, of_decoder=True)
+        self.layers, self.final_norm = encoder.transformer_stack(of_decoder=True)
 
     def forward(self, token_ids: Tensor, layout: SequenceLayout, hidden: Tensor, source: SequenceLayout) -> Tensor:
         """Return the vectors from which next tokens are predicted: target ids (tokens,) to (tokens, hidden).
