@@ -122,8 +122,8 @@ MUTANTS = (
     Mutant(
         "sorted batch loses ids",
         "tasks/task.py",
-        "zip(batch.indices, np.split(values, ends[:-1]), strict=True)",
-        "zip(np.sort(batch.indices), np.split(values, ends[:-1]), strict=True)",
+        "zip(batch.indices, np.split(finite(values), ends[:-1]), strict=True)",
+        "zip(np.sort(batch.indices), np.split(finite(values), ends[:-1]), strict=True)",
         ("tests/unit/tasks/choice/test_choice_task.py",),
     ),
     Mutant(
