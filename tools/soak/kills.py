@@ -202,7 +202,8 @@ def _try_many(server: ForkServer, alone: LeftAlone, budget: Budget) -> Trial:
     folder = budget.work / f"{alone.subject.name}-killed"
     folder.mkdir()
     draw = budget.draw("in a row", alone.subject.name)
-    kinds = ["start-up", "clock", "save", "clock", "start-up", "save", "clock", "evaluation", "clock", "save"]
+    # the evaluation comes early: a run resumed at its end does not evaluate again
+    kinds = ["start-up", "evaluation", "clock", "save", "clock", "start-up", "save", "clock", "clock", "save"]
     for number, kind in enumerate(kinds[:KILLS_IN_A_ROW]):
         points = alone.passes_of(kind)
         if kind == "clock":
