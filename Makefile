@@ -1,5 +1,6 @@
 # `make quickstart` and `make test` do everything on a machine with CPython 3.11 or later, pip, gcc, make and git.
-# TORCH is what pip is given for torch, such as TORCH='torch --index-url URL' with a URL of pytorch.org's install page.
+# TORCH is what pip is given for torch, such as TORCH='torch==2.13.0 --index-url URL' with a URL of pytorch.org's install
+# page. If its version is not that of constraints.txt, the next step replaces it with PyPI's.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

@@ -96,6 +96,14 @@ def test_the_readme_lists_every_command() -> None:
     assert [name for name in names if not re.search(rf"`(\w+ )?{name}[ `]", table)] == []
 
 
+def test_make_is_given_the_torch_of_the_constraints() -> None:
+    constraints, *others = (
+        (REPOSITORY / name).read_text(encoding="utf-8") for name in ("constraints.txt", "Makefile", "README.md")
+    )
+    (pinned,) = re.findall(r"^torch==\S+$", constraints, re.MULTILINE)
+    assert [{*re.findall(r"TORCH ?\??= ?'?(torch\S*)", text)} for text in others] == [{pinned}, {pinned}]
+
+
 def test_what_is_wrong_is_found() -> None:
     text = "```sh\nmaskloom vocab train t --max-words 3\n```\n`maskloom frobnicate` `maskloom pretrain --set a.b=1`\n"
     assert [problem_of(words) for words in commands(text)] == [
