@@ -1,5 +1,6 @@
 """The comparisons of word vectors: the sense rule, the separation of vectors, bands, rates, and the page."""
 
+import re
 from argparse import Namespace
 from pathlib import Path
 
@@ -130,3 +131,10 @@ def test_the_page_gives_scores_and_verdicts(tmp_path):
     assert "| the last layer tells senses apart better than the word vector | shown | +0.367 ± 0.033 |" in lines
     assert sum(" --epochs 1`" in line for line in lines) == 1
     assert "9% of claims are shown by chance" in " ".join(lines)
+
+
+def test_the_guide_tells_the_command_that_wrote_the_page():
+    pages = [(ROOT / name).read_text(encoding="utf-8") for name in ("docs/WORDS.md", "results/word_comparisons.md")]
+    commands = [re.search(r"python benchmarks/word_comparisons\.py [^`\n]+", page)[0] for page in pages]
+    told, used = (re.findall(r"--[a-z]+", command) for command in commands)
+    assert told == used
