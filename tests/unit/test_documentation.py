@@ -224,6 +224,20 @@ def test_bf16_on_a_processor_gains_what_was_measured() -> None:
         assert said.format(min(gains), max(gains)) in text
 
 
+def test_onednn_costs_an_intel_processor_what_was_measured() -> None:
+    page, text = (
+        (REPOSITORY / "benchmarks" / name).read_text(encoding="utf-8")
+        for name in ("pretraining_step_intel.md", "README.md")
+    )
+    rows = re.findall(r"^\| (\w+) \| \w+ \| maskloom, oneDNN \| \*\*([\d.]+)x", page, re.MULTILINE)
+    for sizes, said in (
+        ({"tiny", "mini", "small"}, "{} to {} % longer at tiny, mini and small"),
+        ({"base"}, "{} to {} % at base"),
+    ):
+        longer = [round(100 * float(ratio)) - 100 for size, ratio in rows if size in sizes]
+        assert said.format(min(longer), max(longer)) in " ".join(text.split())
+
+
 def test_masking_without_unchanged_or_random_tokens_costs_what_was_measured() -> None:
     scores = json.loads((REPOSITORY / "results" / "table8.json").read_text(encoding="utf-8"))["scores"]
     mix, masks = (statistics.fmean(scores[rates]["conll2003"]) for rates in ("80/10/10", "100/0/0"))
