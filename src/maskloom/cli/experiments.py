@@ -52,7 +52,9 @@ def reproduce(
     corpus: Annotated[
         Path | None, _training_option(help="A corpus folder; by default, built from the documentation on this machine.")
     ] = None,
-    tasks: Annotated[Path | None, _training_option(help="Labelled data: GLUE's folders, squad/, conll2003/.")] = None,
+    tasks: Annotated[
+        Path | None, _training_option(help="Labelled data: GLUE's folders, squad/, mr/, conll2003/, multi30k/.")
+    ] = None,
     overrides: Annotated[
         list[str] | None,
         _training_option("--set", help="Override a recipe key: pretrain.training.steps=100, finetune.KEY=VALUE."),

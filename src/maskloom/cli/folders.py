@@ -17,8 +17,8 @@ def convert(
     source: Annotated[
         Path,
         typer.Argument(
-            help="A folder with Google's BERT (bert_config.json, vocab.txt, bert_model.ckpt.*), pytorch_model.bin or "
-            "safetensors; or a single checkpoint in it, such as uncased/bert_model.ckpt."
+            help="A folder with Google's BERT (bert_config.json, vocab.txt, bert_model.ckpt.*), pytorch_model.bin, "
+            "safetensors or an ELMo (options.json, HDF5); or a single checkpoint, such as uncased/bert_model.ckpt."
         ),
     ],
     out: Out,

@@ -43,7 +43,7 @@ def evaluate(
 def predict(
     models: Any,
     input_file: Input,
-    output: Annotated[Path, typer.Option(help="File to write: .jsonl, .csv; .conll for tags.")],
+    output: Annotated[Path, typer.Option(help="File to write: .jsonl, .csv; .json for answers, .conll for tags.")],
     reading: Any,
     average: Averaged = "probabilities",
     max_length: MaxLength = None,
@@ -273,9 +273,9 @@ def tune(
 def generate(
     model: Model,
     *,
-    prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Text to continue, or a source text.")] = None,
     input_file: Annotated[
-        Path | None, typer.Option("--input", help="Prompts: .txt with one per line, .csv, .tsv, .jsonl.")
+        Path | None, typer.Option("--input", help="Prompts or sources: .txt with one per line, .csv, .tsv, .jsonl.")
     ] = None,
     output: Annotated[Path | None, typer.Option(help="File to write: .jsonl.")] = None,
     report: Annotated[

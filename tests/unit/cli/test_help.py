@@ -11,7 +11,9 @@ import typer
 from typer.testing import CliRunner
 
 from maskloom.cli import INSPECT, PREPARE, TRAIN, USE, app
+from maskloom.reproduce import probes
 from maskloom.tasks.catalog import CATALOG
+from maskloom.tasks.kinds import KINDS
 
 
 def all_commands(command: Any, name: str = "maskloom") -> dict[str, Any]:
@@ -38,6 +40,17 @@ def test_the_help_of_formats_names_the_data_sets_of_the_catalog() -> None:
     options = {option.name: option for option in COMMANDS["maskloom finetune"].params}
     named = set(re.findall(r"[a-z][\w-]+", options["format"].help))
     assert {name for name in CATALOG if not name.startswith("glue:")} <= named
+
+
+def test_the_help_of_predict_names_a_form_of_every_kind_that_has_its_own() -> None:
+    (told,) = (option.help for option in COMMANDS["maskloom predict"].params if option.name == "output")
+    forms = {kind.output_suffixes[0] for kind in KINDS.values() if kind.output_suffixes}
+    assert forms <= set(re.findall(r"\.\w+", told))
+
+
+def test_the_help_of_reproduce_names_the_folders_of_tasks() -> None:
+    (told,) = (option.help for option in COMMANDS["maskloom reproduce"].params if option.name == "tasks")
+    assert [name for name in probes._OTHERS if f" {name}/" not in told] == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)
