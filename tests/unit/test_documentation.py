@@ -98,6 +98,15 @@ def test_the_readme_lists_every_command() -> None:
     assert [name for name in names if not re.search(rf"`(\w+ )?{name}[ `]", table)] == []
 
 
+def test_the_page_of_the_architecture_names_every_package_and_the_modules_that_it_lists() -> None:
+    text = (REPOSITORY / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    source = REPOSITORY / "src" / "maskloom"
+    listed = (source, source / "quickstart", source / "reproduce")
+    names = [f"{path.parent.name}/" for path in source.glob("*/__init__.py")]
+    names += [path.name for folder in listed for path in folder.glob("*.py") if not path.name.startswith("_")]
+    assert [name for name in names if f"`{name}`" not in text] == []
+
+
 def test_make_is_given_the_torch_of_the_constraints() -> None:
     constraints, *others = (
         (REPOSITORY / name).read_text(encoding="utf-8") for name in ("constraints.txt", "Makefile", "README.md")
