@@ -194,16 +194,12 @@ class RegressionMetric:
 
         predictions, targets = self._sides()
         scores = {"pearson": 0.0, "spearman": 0.0}
-        if not (self.is_constant() or _is_nearly_constant(predictions) or _is_nearly_constant(targets)):
+        if not (_is_constant(predictions) or _is_constant(targets)):
             scores["pearson"] = float(np.asarray(pearsonr(predictions, targets)[0]))
             scores["spearman"] = float(np.asarray(spearmanr(predictions, targets)[0]))
         scores["correlation"] = (scores["pearson"] + scores["spearman"]) / 2
         scores["mean_squared_error"] = float(np.mean((predictions - targets) ** 2))
         return scores
-
-    def is_constant(self) -> bool:
-        """Return whether all predictions, or all targets, are equal, so that no correlation is defined."""
-        return any(len(np.unique(side)) == 1 for side in self._sides())
 
     def reference(self) -> float:
         """Return the correlation of a constant answer: 0."""
@@ -211,7 +207,7 @@ class RegressionMetric:
 
     def degeneracy(self) -> str | None:
         """Report that every prediction is the same number, or return None."""
-        return "every prediction is the same number" if self.is_constant() else None
+        return "every prediction is the same number" if _is_constant(self._sides()[0]) else None
 
     def _sides(self) -> np.ndarray:
         """Return predictions and targets, (2, examples); raises ValueError if there are no examples."""
@@ -220,6 +216,6 @@ class RegressionMetric:
         return np.concatenate(self._parts, axis=1)
 
 
-def _is_nearly_constant(values: np.ndarray) -> bool:
-    """Return whether the spread is within rounding error, so that a correlation would be meaningless."""
-    return bool(np.linalg.norm(values - values.mean()) < 1e-13 * abs(values.mean()))
+def _is_constant(values: np.ndarray) -> bool:
+    """Return whether all values are equal, at least up to rounding, so that a correlation would be meaningless."""
+    return bool(np.ptp(values) == 0 or np.linalg.norm(values - values.mean()) < 1e-13 * abs(values.mean()))

@@ -74,6 +74,15 @@ def test_correlation_of_a_constant_is_zero(predictions, targets):
     assert scores["mean_squared_error"] == pytest.approx(np.mean((np.array(predictions) - np.array(targets)) ** 2))
 
 
+def test_only_predictions_that_are_all_alike_are_called_that():
+    """Regression: if all targets were the same number, the predictions were said to be."""
+    varied, same = RegressionMetric(), RegressionMetric()
+    varied.update(np.array([1.0, 2.0, 3.0]), np.array([4.0, 4.0, 4.0]))
+    assert varied.degeneracy() is None
+    same.update(np.array([4.0, 4.0, 4.0]), np.array([1.0, 2.0, 3.0]))
+    assert same.degeneracy() == "every prediction is the same number"
+
+
 def test_multi_label_without_any_positive():
     metric = MultiLabelMetric(3)
     scores = scores_of(metric, np.zeros((4, 3)), np.zeros((4, 3)))
