@@ -169,8 +169,8 @@ class AnswerMetric:
         for prefix, chosen in (("HasAns", rows.has_answer), ("NoAns", ~rows.has_answer)):
             if chosen.any():
                 scores |= {f"{prefix}_{name}": _percent(values[chosen]) for name, values in final.items()}
-        if not np.isnan(rows.odds).any():
-            said = np.isfinite(rows.odds)  # missing predictions cannot gain anything
+        said = np.isfinite(rows.odds)  # missing predictions cannot gain anything
+        if said.any() and not np.isnan(rows.odds).any():
             others = rows.is_empty[said], rows.odds[said], rows.has_answer[said]
             for name, values in (("exact", rows.exact), ("f1", rows.f1)):
                 best, threshold = best_threshold(values[said], *others)
@@ -246,7 +246,7 @@ def score_answers(
     if num_answerable < len(golds):
         report = {"exact" if name == "exact_match" else name: value for name, value in report.items()}
         report |= {"HasAns_total": num_answerable, "NoAns_total": len(golds) - num_answerable}
-    if len(missing) == len(golds):
+    if predictions and not found:
         report["note"] = "no prediction has the id of a question: these are predictions for another file"
     num_unknown = sum(name not in golds for name in predictions)
     return {**report, "num_missing": len(missing), "first_missing": missing[:_SHOWN_IDS], "num_unknown": num_unknown}

@@ -265,3 +265,11 @@ def test_predictions_of_another_file_are_called_that():
     report = score_answers({"1": ["cat"]}, {"9": "cat"})
     assert "predictions for another file" in report["note"]
     assert "note" not in score_answers({"1": ["cat"]}, {"1": "cat"})
+
+
+def test_a_file_without_predictions_has_no_scores_of_thresholds():
+    """Regression: it had best_f1 and its threshold, without null odds, and was called the file of other questions."""
+    report = score_answers({"1": ["cat"], "2": []}, {})
+    assert (report["f1"], report["num_missing"], report["first_missing"]) == (0.0, 2, ["1", "2"])
+    assert "note" not in report
+    assert not [name for name in report if name.startswith("best")]
