@@ -15,7 +15,7 @@ from typing import Any
 PAGE = Path(__file__).parents[1] / "docs" / "API.md"
 # The members of each class in the public API, in the order in which users need them.
 METHODS = {
-    "Predictor": ("load", "predict", "encode", "fill_mask", "generate", "hidden_size"),
+    "Predictor": ("load", "predict", "encode", "fill_mask", "fill_spans", "generate", "hidden_size"),
     "Ensemble": ("load", "predict"),
 }
 OPENING = """# Python API

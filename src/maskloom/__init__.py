@@ -27,7 +27,7 @@ def load(
     batch_size: int | None = None,
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto",
 ) -> Predictor:
-    """Open a model folder for `predict`, `encode`, `fill_mask` and `generate`; threads may share the object.
+    """Open a model folder for `predict`, `encode`, `fill_mask`, `fill_spans` and `generate`; threads may share it.
 
     `int8` computes in 8-bit integers: faster on a CPU, and close to fp32. `device` is "cpu", "cuda", "cuda:1", "mps" or
     "auto" (a GPU if available). `batch_size` limits the number of texts per batch; by default only the number of tokens

@@ -4,13 +4,14 @@ from maskloom.generation.search import Generation
 from maskloom.inference.ensemble import Ensemble, open_models
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.inference.predictor import Predictor
-from maskloom.inference.results import AnswerCandidate, Entity, GeneratedText, MaskCandidate, Prediction
+from maskloom.inference.results import AnswerCandidate, Entity, FilledText, GeneratedText, MaskCandidate, Prediction
 from maskloom.system.foreign_files import restart_models
 
 __all__ = [
     "AnswerCandidate",
     "Ensemble",
     "Entity",
+    "FilledText",
     "GeneratedText",
     "Generation",
     "MaskCandidate",
