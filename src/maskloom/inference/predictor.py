@@ -288,7 +288,7 @@ class Predictor(TaskModel):
     def fill_spans(
         self, texts: Iterable[str], settings: Generation | None = None, *, first: int = 0
     ) -> list[FilledText]:
-        """Fill the blanks of each text, in order: `<X>`, `<Y>`, `<Z>`, or `<extra_id_0>` and so on; greedily by default.
+        """Fill the blanks of each text, in order: `<X>`, `<Y>`, `<Z>`, or `<extra_id_0>` …; greedily by default.
 
         Each blank is replaced by the next sentinel (Raffel et al. 2019, 3.1.4). `first` is the number of the first
         text, which keys its random draws. Raises ConfigError for a model without a decoder or a vocabulary without
