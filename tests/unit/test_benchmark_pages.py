@@ -264,6 +264,31 @@ def test_a_stored_page_is_what_its_figures_give(name, written_by):
     assert found == expected
 
 
+def test_each_seed_of_an_ablation_is_scored_on_the_text_that_it_holds_out(tmp_path, monkeypatch):
+    import recipe_ablation as script
+
+    asked, rates = [], {"sizes": [{"tokens_per_second": 1.0}]}
+    monkeypatch.setattr(script, "stats", lambda corpus: {"num_tokens": 1, "num_documents": 1, "vocabulary_size": 1})
+    monkeypatch.setattr(script, "run", lambda name, seed, corpus, folder: folder.mkdir())
+    monkeypatch.setattr(script, "masked_losses", lambda model, corpus, seed: asked.append((model, seed)) or [1.0])
+    monkeypatch.setattr(script, "plan_pretraining", lambda recipe, corpus, seconds: rates)
+    monkeypatch.setattr(script, "processor", lambda: "a processor")
+    page = tmp_path / "page"
+    given = ["--corpus", "c", "--variants", "rotary", "--seeds", "0", "2", "--results", str(page)]
+    monkeypatch.setattr("sys.argv", ["", "--out", str(tmp_path), *given])
+    script.main()
+    assert asked == [(tmp_path / f"rotary-{seed}" / "model", seed) for seed in (0, 2)]
+    assert "read about a quarter of it" not in page.with_suffix(".md").read_text(encoding="utf-8")
+    results = json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
+    del results["held_out"]
+    assert "runs with other seeds read about a quarter of it in training" in script.page(results)
+    write_json(page.with_suffix(".json"), results)
+    with pytest.raises(SystemExit):
+        script.main()
+    del results["variants"]["rotary"]["losses"]["2"]
+    assert "read about a quarter of it" not in script.page(results)
+
+
 def test_the_peak_of_a_gpu_is_that_of_its_whole_name():
     from gpu_check_report import page
 

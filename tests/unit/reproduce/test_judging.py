@@ -11,6 +11,7 @@ from maskloom.checkpoints.huggingface import save_model
 from maskloom.errors import ConfigError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert_config import BertConfig
+from maskloom.reproduce import judging
 from maskloom.reproduce.judging import check_vocabulary, linear_score, masked_losses
 from maskloom.reproduce.probes import Probe
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
@@ -52,6 +53,14 @@ def test_models_of_another_vocabulary_cannot_be_compared(model, corpus):
 def test_a_model_that_knows_nothing_loses_the_log_of_the_vocabulary(corpus, model):
     losses = masked_losses(model, corpus)
     assert losses == pytest.approx([math.log(len(Tokenizer.load(corpus).vocabulary))] * len(losses), rel=1e-5)
+
+
+def test_losses_are_those_of_the_documents_that_a_seed_holds_out(corpus, model, monkeypatch):
+    asked, split = [], judging.split_documents
+    monkeypatch.setattr(judging, "split_documents", lambda *given, seed: asked.append(seed) or split(*given, seed=seed))
+    masked_losses(model, corpus)
+    masked_losses(model, corpus, seed=3)
+    assert asked == [0, 3]
 
 
 def _probe(folder: Path, kind: str, rows: list[dict[str, str]]) -> Probe:
