@@ -88,3 +88,9 @@ def test_word_vectors_are_those_of_the_model(tmp_path, model):
     made = build_model(BertConfig.of_size("tiny", vocab_size=len(Tokenizer.load(model).vocabulary)), heads=("mlm",))
     save_model(made, model)
     assert linear_score(probe, model, "vectors", max_length=32)["scores"]["accuracy"] == 1.0
+
+
+def test_a_classifier_of_word_vectors_knows_which_label_is_more_common(tmp_path, model):
+    rows = [{"text": "good", "label": label} for label in ("no", "yes", "yes") * 10]
+    found = linear_score(_probe(tmp_path, "single", rows), model, "vectors", max_length=32)
+    assert found["scores"]["accuracy"] == pytest.approx(2 / 3)  # the vectors are all zero and tell nothing
