@@ -40,6 +40,9 @@ def test_a_run_that_was_stopped_has_no_minutes(was_stopped, tmp_path, monkeypatc
     denoising.write_page(options, "text", {(noise, 0): seconds for noise in denoising._NOISES}, scores)
     (row,) = [line for line in (tmp_path / "page.md").read_text().splitlines() if line.startswith("| token masking |")]
     assert row.endswith("| 4.5 | - |" if was_stopped else "| 4.5 | 0.0 |")
+    content = json.loads((tmp_path / "page.json").read_text(encoding="utf-8"))
+    assert content["held_out_losses"]["token masking"] == [4.5]
+    assert content["seconds"]["token masking, seed 0"] == seconds
 
 
 def test_sides_run_forwards_and_backwards_by_turns():
