@@ -210,6 +210,8 @@ def write_page(
         }
         for noise in _NOISES
     }
+    trained = [noise for noise, own in _NOISES.items() if own is not None]
+    losses = {noise: [held_out_loss(options, noise, seed) for seed in range(options.seeds)] for noise in trained}
     verdicts = [trend.verdict(by_arm) for trend in _trends()]
     lines = [
         "# BART's types of noise compared",
@@ -230,9 +232,7 @@ def write_page(
     for noise, columns in by_arm.items():
         cells = [spread(columns[column], 3 if column == "MR accuracy" else 1) for column in _COLUMNS]
         whole = [value / 60 for seed in range(options.seeds) if (value := seconds[noise, seed]) is not None]
-        learned = [] if _NOISES[noise] is None else range(options.seeds)
-        losses = [held_out_loss(options, noise, seed) for seed in learned]
-        more = [spread(values) if values else "-" for values in (losses, whole)]
+        more = [spread(values) if values else "-" for values in (losses.get(noise), whole)]
         lines.append(f"| {noise} | {' | '.join([*cells, *more])} |")
     lines += [
         "",
@@ -244,7 +244,8 @@ def write_page(
         measured = f"{verdict['mean']:.3f} ± {verdict['standard_error']:.3f}" if "mean" in verdict else "-"
         lines.append(f"| {verdict['claim']} | {verdict['verdict']} | {measured} |")
     lines += ["", f"{processor()}, {platform.python_implementation()} {platform.python_version()}."]
-    content = {"steps": options.steps, "text": text, "scores": by_arm, "verdicts": verdicts}
+    content = {"steps": options.steps, "text": text, "scores": by_arm, "held_out_losses": losses, "verdicts": verdicts}
+    content["seconds"] = {f"{noise}, seed {seed}": value for (noise, seed), value in seconds.items()}
     options.results.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     options.results.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -7,9 +7,8 @@ The tokens of the training documents, each document between [CLS] and [SEP], are
 128, as in run_mlm without --line_by_line. Transformers' collator draws masks at 15 %, the model is BertForMaskedLM with
 sdpa and dropout of 0.1, and the optimiser is AdamW with warm-up and linear decay. The loop is plain torch, without the
 Trainer's overhead. Documents that `budget` holds out are excluded. The defaults of run_mlm are a rate of 5e-5 and
-batches of 8. --bf16 trains under autocast, as the Trainer does for the same flag. The clock starts at the first step;
-the number of steps is determined after twenty timed ones. OUT receives the model in transformers' format, and the
-vocabulary.
+batches of 8. --bf16 trains under autocast, as the Trainer does for the same flag. The clock starts at the first step,
+and the rate follows it, as in `budget`. OUT receives the model in transformers' format, and the vocabulary.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +26,7 @@ import torch
 from maskloom.data.corpus.opening import Corpus, split_documents
 from maskloom.reproduce.judging import HELD_OUT_FRACTION
 
-LENGTH, NUM_TIMED = 128, 20
+LENGTH = 128
 TOKENIZER = ("vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
@@ -42,7 +40,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--warmup", type=float, default=0.05, help="share of the steps")
+    parser.add_argument("--warmup", type=float, default=0.05, help="share of the time")
     parser.add_argument("--bf16", action="store_true", help="as run_mlm --bf16: faster on processors with AMX")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -80,21 +78,16 @@ def train(options: argparse.Namespace) -> tuple[int, float]:
     model = BertForMaskedLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=0.0, fused=True)
     batches = iterate(blocks_of(corpus), options.batch_size, DataCollatorForLanguageModeling(tokenizer), options.seed)
-    schedule, steps, started = None, 0, time.perf_counter()
+    steps, started = 0, time.perf_counter()
     while (seconds := time.perf_counter() - started) < 60.0 * options.minutes:
-        if steps == NUM_TIMED:
-            planned = int(steps * 60.0 * options.minutes / seconds)
-            schedule = schedule_of(optimizer, options.learning_rate, options.warmup, planned - steps)
-        if schedule is None:
-            optimizer.param_groups[0]["lr"] = options.learning_rate * (steps + 1) / 1000
+        rate = rate_at(seconds / (60.0 * options.minutes), options.learning_rate, options.warmup)
+        optimizer.param_groups[0]["lr"] = rate
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=options.bf16):
             loss = model(**next(batches)).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        if schedule is not None:
-            schedule.step()
         steps += 1
         if steps % 200 == 0:
             print(f"step {steps}: loss {loss.item():.3f}, {seconds:.0f} s", flush=True)
@@ -105,13 +98,12 @@ def train(options: argparse.Namespace) -> tuple[int, float]:
     return steps, seconds
 
 
-def schedule_of(optimizer: torch.optim.Optimizer, rate: float, warmup: float, steps: int) -> Any:
-    """Return run_mlm's schedule: linear warm-up to a rate in a share of the steps, then linear decay to 0."""
-    from transformers import get_linear_schedule_with_warmup
+def rate_at(share: float, peak: float, warmup: float) -> float:
+    """Return the learning rate after a share of the time: run_mlm's linear warm-up to a peak, then linear decay to 0.
 
-    for group in optimizer.param_groups:
-        group["lr"] = rate  # the schedule multiplies the rate that it finds
-    return get_linear_schedule_with_warmup(optimizer, int(warmup * steps), steps)
+    A number of steps planned beforehand would leave the rate at 0, or too high, at the end of the time.
+    """
+    return peak * (share / warmup if share < warmup else (1.0 - share) / (1.0 - warmup))
 
 
 def iterate(blocks: np.ndarray, batch_size: int, collate, seed: int) -> Iterator[dict[str, torch.Tensor]]:

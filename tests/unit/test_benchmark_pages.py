@@ -40,6 +40,9 @@ def test_a_run_that_was_stopped_has_no_minutes(was_stopped, tmp_path, monkeypatc
     denoising.write_page(options, "text", {(noise, 0): seconds for noise in denoising._NOISES}, scores)
     (row,) = [line for line in (tmp_path / "page.md").read_text().splitlines() if line.startswith("| token masking |")]
     assert row.endswith("| 4.5 | - |" if was_stopped else "| 4.5 | 0.0 |")
+    content = json.loads((tmp_path / "page.json").read_text(encoding="utf-8"))
+    assert content["held_out_losses"]["token masking"] == [4.5]
+    assert content["seconds"]["token masking, seed 0"] == seconds
 
 
 def test_sides_run_forwards_and_backwards_by_turns():
@@ -195,16 +198,11 @@ def test_every_page_of_results_states_a_command_whose_flags_exist():
 
 
 def test_the_peer_of_budget_reaches_the_learning_rate_that_it_is_given():
-    import torch
-    from run_mlm_route import schedule_of
+    from run_mlm_route import rate_at
 
-    optimizer = torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=1e-5)  # as the timed steps leave it
-    schedule, rates = schedule_of(optimizer, 5e-4, 0.1, 20), []
-    for _ in range(20):
-        optimizer.step()
-        rates.append(schedule.get_last_lr()[0])
-        schedule.step()
-    assert (rates[0], max(rates), schedule.get_last_lr()[0]) == (0.0, 5e-4, 0.0)
+    rates = [rate_at(share, 5e-4, 0.1) for share in (0.0, 0.05, 0.1, 0.55, 1.0)]
+    assert rates == pytest.approx([0.0, 2.5e-4, 5e-4, 2.5e-4, 0.0])
+    assert rate_at(0.0, 5e-4, 0.0) == 5e-4
 
 
 def test_start_up_is_measured_before_anything_is_loaded_that_would_count_as_its_memory(tmp_path, monkeypatch):
@@ -262,6 +260,31 @@ def test_a_stored_page_is_what_its_figures_give(name, written_by):
     if script == "overheads_report":  # the last line names the versions that are installed
         found, expected = found[:-1], expected[:-1]
     assert found == expected
+
+
+def test_each_seed_of_an_ablation_is_scored_on_the_text_that_it_holds_out(tmp_path, monkeypatch):
+    import recipe_ablation as script
+
+    asked, rates = [], {"sizes": [{"tokens_per_second": 1.0}]}
+    monkeypatch.setattr(script, "stats", lambda corpus: {"num_tokens": 1, "num_documents": 1, "vocabulary_size": 1})
+    monkeypatch.setattr(script, "run", lambda name, seed, corpus, folder: folder.mkdir())
+    monkeypatch.setattr(script, "masked_losses", lambda model, corpus, seed: asked.append((model, seed)) or [1.0])
+    monkeypatch.setattr(script, "plan_pretraining", lambda recipe, corpus, seconds: rates)
+    monkeypatch.setattr(script, "processor", lambda: "a processor")
+    page = tmp_path / "page"
+    given = ["--corpus", "c", "--variants", "rotary", "--seeds", "0", "2", "--results", str(page)]
+    monkeypatch.setattr("sys.argv", ["", "--out", str(tmp_path), *given])
+    script.main()
+    assert asked == [(tmp_path / f"rotary-{seed}" / "model", seed) for seed in (0, 2)]
+    assert "read about a quarter of it" not in page.with_suffix(".md").read_text(encoding="utf-8")
+    results = json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
+    del results["held_out"]
+    assert "runs with other seeds read about a quarter of it in training" in script.page(results)
+    write_json(page.with_suffix(".json"), results)
+    with pytest.raises(SystemExit):
+        script.main()
+    del results["variants"]["rotary"]["losses"]["2"]
+    assert "read about a quarter of it" not in script.page(results)
 
 
 def test_the_peak_of_a_gpu_is_that_of_its_whole_name():

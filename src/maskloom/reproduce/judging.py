@@ -41,13 +41,13 @@ _MOST_STEPS = 100
 Inputs = Literal["tokens", "vectors"]
 
 
-def masked_losses(model: Path, corpus: Path) -> list[float]:
-    """Return the masked-LM loss in nats on parts of a corpus's held-out documents, with the paper's masking.
+def masked_losses(model: Path, corpus: Path, *, seed: int = 0) -> list[float]:
+    """Return the masked-LM loss in nats on parts of the documents that a seed holds out, with the paper's masking.
 
     There are five parts, or fewer for a small corpus. All models predict the same tokens: 15 % of rows of 128.
     """
     opened, row = Corpus.open(corpus), PRETRAINING["masked_lm"]
-    _, documents = split_documents(opened, HELD_OUT_FRACTION, seed=0)
+    _, documents = split_documents(opened, HELD_OUT_FRACTION, seed=seed)
     loader = row.loader(opened, documents, _JUDGED, batch_size=_BATCH, seed=0)
     batches = list(islice(loader.epoch_batches(0), _MOST_BATCHES))
     loaded, _ = load_model(model, heads=("mlm",))
@@ -88,8 +88,8 @@ def check_vocabulary(model: Path, corpus: Path) -> None:
 def linear_score(probe: Probe, model: Path, inputs: Inputs, *, max_length: int) -> dict[str, Any]:
     """Return a linear classifier's dev score, the score of a constant answer and the name of the metric.
 
-    Its inputs are bags of tokens: of the text, or of both texts of a pair and their common tokens. Or they are mean
-    word vectors from the model's embedding table, for a pair joined by their absolute difference and product.
+    Its inputs are bags of tokens: of the text, or of both texts of a pair and their common tokens. Or they are 1 and
+    mean word vectors from the model's embedding table, for a pair joined by their absolute difference and product.
     """
     reading, paths = probe.files.reading, probe.files.paths
     row = None if reading.format is None else catalog_row(reading.format)
@@ -106,8 +106,8 @@ def linear_score(probe: Probe, model: Path, inputs: Inputs, *, max_length: int) 
     else:
         table = load_model(model, heads=())[0].encoder.word_embeddings.detach()
         means = [_means(data, table) for data in encoded]
-        num_inputs, centre, spread = means[0].shape[1], means[0].mean(0), means[0].std(0) + 1e-6
-        of_train, of_dev = (partial(torch.matmul, (mean - centre) / spread) for mean in means)
+        num_inputs, centre, spread = means[0].shape[1] + 1, means[0].mean(0), means[0].std(0) + 1e-6
+        of_train, of_dev = (partial(torch.matmul, F.pad((mean - centre) / spread, (0, 1), value=1.0)) for mean in means)
     found = []
     for penalty in _PENALTIES:
         weights = _fitted(

@@ -11,6 +11,7 @@ from maskloom.checkpoints.huggingface import save_model
 from maskloom.errors import ConfigError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert_config import BertConfig
+from maskloom.reproduce import judging
 from maskloom.reproduce.judging import check_vocabulary, linear_score, masked_losses
 from maskloom.reproduce.probes import Probe
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
@@ -54,6 +55,14 @@ def test_a_model_that_knows_nothing_loses_the_log_of_the_vocabulary(corpus, mode
     assert losses == pytest.approx([math.log(len(Tokenizer.load(corpus).vocabulary))] * len(losses), rel=1e-5)
 
 
+def test_losses_are_those_of_the_documents_that_a_seed_holds_out(corpus, model, monkeypatch):
+    asked, split = [], judging.split_documents
+    monkeypatch.setattr(judging, "split_documents", lambda *given, seed: asked.append(seed) or split(*given, seed=seed))
+    masked_losses(model, corpus)
+    masked_losses(model, corpus, seed=3)
+    assert asked == [0, 3]
+
+
 def _probe(folder: Path, kind: str, rows: list[dict[str, str]]) -> Probe:
     for part in ("train", "dev"):
         (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -79,3 +88,9 @@ def test_word_vectors_are_those_of_the_model(tmp_path, model):
     made = build_model(BertConfig.of_size("tiny", vocab_size=len(Tokenizer.load(model).vocabulary)), heads=("mlm",))
     save_model(made, model)
     assert linear_score(probe, model, "vectors", max_length=32)["scores"]["accuracy"] == 1.0
+
+
+def test_a_classifier_of_word_vectors_knows_which_label_is_more_common(tmp_path, model):
+    rows = [{"text": "good", "label": label} for label in ("no", "yes", "yes") * 10]
+    found = linear_score(_probe(tmp_path, "single", rows), model, "vectors", max_length=32)
+    assert found["scores"]["accuracy"] == pytest.approx(2 / 3)  # the vectors are all zero and tell nothing
