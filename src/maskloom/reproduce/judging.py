@@ -63,18 +63,39 @@ def training_record(folder: Path) -> dict[str, Any]:
     minutes has such a clock. Raises ConfigError for a run whose files cannot be read.
     """
     model = resolve_model_folder(folder)
-    config, run = read_model_config(model), model.parent
+    config = read_model_config(model)
     record = {"layers": config.num_hidden_layers, "width": config.hidden_size, "minutes": None, "threads": None}
-    is_run = all((run / file).exists() for file in (RECIPE, DESCRIPTION, "events.jsonl"))
-    if not is_run or kind_of_run(description := described(run)) != "pretrain":
+    if (found := _pretraining_of(model)) is None:
         return record
-    recipe, events = load_recipe(PretrainRecipe, run / RECIPE), read_events(run / "events.jsonl")
+    recipe, description = found
     record["threads"] = recipe.training.num_threads or description["hardware"]["threads"]
     if recipe.training.minutes is not None:
+        events = read_events(model.parent / "events.jsonl")
         fractions = {event["stage"]: event["fractions_of_time"] for event in events if event.get("fractions_of_time")}
         spent = ((plan.training.minutes or 0.0) * fractions.get(plan.name, [0.0])[-1] for plan in phase_plans(recipe))
         record["minutes"] = sum(spent)
     return record
+
+
+def _pretraining_of(model: Path) -> tuple[PretrainRecipe, dict[str, Any]] | None:
+    """Return the recipe and the description of the run that pre-trained a model, or None if no such run is there."""
+    run = model.parent
+    is_run = all((run / file).exists() for file in (RECIPE, DESCRIPTION, "events.jsonl"))
+    if not is_run or kind_of_run(description := described(run)) != "pretrain":
+        return None
+    return load_recipe(PretrainRecipe, run / RECIPE), description
+
+
+def check_held_out(model: Path, corpus: Path) -> None:
+    """Raise ConfigError for a run on a corpus that trained on the documents on which losses are compared."""
+    recipe, description = _pretraining_of(model) or (None, {"inputs": {}})
+    if recipe is None or description["inputs"].get("corpus") != Corpus.open(corpus).fingerprint:
+        return
+    if (split := (recipe.data.held_out_fraction, recipe.seed)) != (HELD_OUT_FRACTION, 0):
+        raise ConfigError(
+            f"{model.parent}: with data.held_out_fraction = {split[0]:g} and seed = {split[1]}, it trained on some of "
+            f"the documents on which losses are compared; train it with {HELD_OUT_FRACTION:g} and seed 0"
+        )
 
 
 def check_vocabulary(model: Path, corpus: Path) -> None:

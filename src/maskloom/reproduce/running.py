@@ -22,7 +22,7 @@ from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.metrics.answers import is_percent
 from maskloom.quickstart.journey import Stages
 from maskloom.reproduce.experiments import BUDGET_TASKS, EXPERIMENTS, LOSS, Arm, Budget, Experiment, what_it_buys
-from maskloom.reproduce.judging import check_vocabulary, linear_score, masked_losses, training_record
+from maskloom.reproduce.judging import check_held_out, check_vocabulary, linear_score, masked_losses, training_record
 from maskloom.reproduce.planning import Plan, expected, num_steps, pretraining_stage, scoring_stage, slug
 from maskloom.reproduce.probes import (
     Probe,
@@ -115,6 +115,7 @@ def reproduce(
         text = stages.run("text", lambda: write_documentation(out, seed=0, progress=progress))
     for folder in given:
         check_vocabulary(folder, plan.corpus)
+        check_held_out(folder, plan.corpus)
         training_record(folder)  # raises now rather than after all runs
     progress.say(expected(plan, stages, repeats.num_jobs))
     found = _run(plan, stages, repeats.num_jobs, progress)

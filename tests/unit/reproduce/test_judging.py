@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from maskloom.checkpoints.huggingface import save_model
+from maskloom.data.corpus.opening import Corpus
 from maskloom.errors import ConfigError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert_config import BertConfig
 from maskloom.reproduce import judging
-from maskloom.reproduce.judging import check_vocabulary, linear_score, masked_losses
+from maskloom.reproduce.judging import check_held_out, check_vocabulary, linear_score, masked_losses
 from maskloom.reproduce.probes import Probe
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.runs.finetune import LabelledFiles
@@ -53,6 +54,27 @@ def test_models_of_another_vocabulary_cannot_be_compared(model, corpus):
 def test_a_model_that_knows_nothing_loses_the_log_of_the_vocabulary(corpus, model):
     losses = masked_losses(model, corpus)
     assert losses == pytest.approx([math.log(len(Tokenizer.load(corpus).vocabulary))] * len(losses), rel=1e-5)
+
+
+def test_a_run_that_trained_on_the_judged_text_is_refused(corpus, model):
+    run, fingerprint = model.parent, Corpus.open(corpus).fingerprint
+    (run / "events.jsonl").touch()
+    for of_corpus, recipe, is_refused in (
+        (fingerprint, "", False),
+        (fingerprint, "seed = 3", True),
+        (fingerprint, "[data]\nheld_out_fraction = 0.1", True),
+        ("another", "seed = 3", False),
+    ):
+        described = {"id": "", "paths": {}, "world_size": 1, "inputs": {"corpus": of_corpus}}
+        (run / "run.json").write_text(json.dumps(described))
+        (run / "recipe.toml").write_text(f'kind = "pretrain"\n{recipe}\n')
+        if is_refused:
+            with pytest.raises(ConfigError, match=r"it trained on some of the .* with 0\.02 and seed 0"):
+                check_held_out(model, corpus)
+        else:
+            check_held_out(model, corpus)
+    (run / "run.json").unlink()
+    check_held_out(model, corpus)  # a model from elsewhere
 
 
 def test_losses_are_those_of_the_documents_that_a_seed_holds_out(corpus, model, monkeypatch):
