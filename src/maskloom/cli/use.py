@@ -43,7 +43,7 @@ def evaluate(
 def predict(
     models: Any,
     input_file: Input,
-    output: Annotated[Path, typer.Option(help="File to write: .jsonl, .csv; .conll for tags.")],
+    output: Annotated[Path, typer.Option(help="File to write: .jsonl, .csv; .json for answers, .conll for tags.")],
     reading: Any,
     average: Averaged = "probabilities",
     max_length: MaxLength = None,

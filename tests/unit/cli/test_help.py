@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from maskloom.cli import INSPECT, PREPARE, TRAIN, USE, app
 from maskloom.tasks.catalog import CATALOG
+from maskloom.tasks.kinds import KINDS
 
 
 def all_commands(command: Any, name: str = "maskloom") -> dict[str, Any]:
@@ -38,6 +39,13 @@ def test_the_help_of_formats_names_the_data_sets_of_the_catalog() -> None:
     options = {option.name: option for option in COMMANDS["maskloom finetune"].params}
     named = set(re.findall(r"[a-z][\w-]+", options["format"].help))
     assert {name for name in CATALOG if not name.startswith("glue:")} <= named
+
+
+def test_the_help_of_predictions_names_the_files_of_every_kind() -> None:
+    """Regression: it left out .json, which `score-answers` reads."""
+    (output,) = (option for option in COMMANDS["maskloom predict"].params if option.name == "output")
+    named = {*re.findall(r"\.[a-z]+", output.help)}
+    assert {".jsonl", ".csv", *(kind.output_suffixes[0] for kind in KINDS.values() if kind.output_suffixes)} <= named
 
 
 @pytest.mark.parametrize("name", COMMANDS)
