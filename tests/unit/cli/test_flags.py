@@ -256,6 +256,7 @@ def test_word_vectors_resume_without_their_options(tmp_path, monkeypatch):
         (["--context", "sum"], "--context sum: it changes nothing without --model cbow"),
         (["--divided-gradient"], "--divided-gradient: it changes nothing without --model cbow"),
         (["--phrase-threshold", "9"], "--phrase-threshold 9.0: it changes nothing without --phrases"),
+        (["--tokenize", "spaces", "--cased"], "--cased: it changes nothing without --tokenize words"),
     ],
 )
 def test_an_option_of_word_vectors_that_would_change_nothing_is_refused(flags, message, tmp_path):
