@@ -174,7 +174,7 @@ def answer(
     context: Annotated[Path, typer.Option(help="A text file of any length; - for standard input.")],
     question: Annotated[list[str], typer.Option(help="A question. Repeatable.")],
     average: Averaged = "probabilities",
-    top_k: Annotated[int, typer.Option(min=1, help="Number of candidates per question.")] = 1,
+    top_k: Annotated[int, typer.Option(min=1, help="Candidates per question, at most span.num_best (20).")] = 1,
     null_threshold: Annotated[
         float | None, typer.Option(help="Give no answer if its score exceeds the best answer's by more than this.")
     ] = None,
