@@ -64,7 +64,6 @@ class Bag(Encoder):
 
 BAG = Architecture(
     "bag",
-    "nobody 2026",
     BagConfig,
     Bag,
     vocabulary_head="lm",

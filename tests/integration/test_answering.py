@@ -189,6 +189,9 @@ def test_questions_on_a_text_of_any_length(trained, tmp_path):
     nothing = answer(run, path, ["what color?"], null_threshold=-1e9)["answers"][0]
     assert (nothing["answer"], nothing["start"]) == ("", None)
     assert nothing["null_odds"] == pytest.approx(first.get("null_odds", nothing["null_odds"]))
+    told = answer_lines(answer(run, path, ["what color?"], top_k=3, null_threshold=-1e9))
+    assert told[1].startswith("  (no answer)  (")  # the answer comes before better candidates
+    assert len(told) == 1 + 3 + 1
 
 
 def test_parts_of_the_windows_give_the_same_answers(trained, tmp_path, monkeypatch):
@@ -213,6 +216,7 @@ def test_parts_of_the_windows_give_the_same_answers(trained, tmp_path, monkeypat
         (b"red", [], {}, "no question"),
         (b"red", ["what?", " "], {}, "question 2 is empty"),
         (b"red", ["what?"], {"top_k": 0}, "top_k 0"),
+        (b"red", ["what?"], {"top_k": 21}, r"top_k 21: the model keeps 20 candidates per question \(span\.num_best\)"),
         (b"red", ["what?"], {"max_length": 400}, "3 to 32"),
         (None, ["what?"], {}, "cannot be read"),
     ],

@@ -73,9 +73,9 @@ def test_every_head_gives_the_same_for_any_batch_and_length(heads, options, tmp_
             if "pooler_output" in names:
                 expected["pooler_output"] = output.pooled
             for name in (name for name in heads if name != "crf"):
-                of_tokens = name in ("mlm", "tagger", "span")
-                read = output.last_hidden_state if of_tokens else output.pooled
-                expected["logits" if name not in ("mlm", "nsp") else name] = model.heads[name](read)
+                read = output.last_hidden_state if name in ("mlm", "lm", "tagger") else output.pooled
+                expected[name if name in ("mlm", "lm", "nsp") else "logits"] = model.heads[name](read)
+        assert expected.keys() == found.keys()
         for name, wanted in expected.items():
             real = mask[..., None].numpy() if wanted.ndim == 3 else 1  # outputs at padding are meaningless
             np.testing.assert_allclose(found[name] * real, wanted.numpy() * real, atol=1e-5, rtol=1e-5)

@@ -56,13 +56,12 @@ _NUM_NAMED = 100
 class LoadReport:
     """The result of loading; `copied` pairs names in the Hugging Face layout with the file's names.
 
-    `new_parameters`, in the Hugging Face layout, were not in the file and are freshly initialised. In the file's names,
-    `unused_tensors` belong to heads that were not requested, and `ignored_tensors` are buffers and optimiser state.
+    `new_parameters`, in the Hugging Face layout, were not in the file and are freshly initialised. `unused_tensors`, in
+    the file's names, belong to heads that were not requested; buffers and optimiser state are not listed.
     """
 
     new_parameters: tuple[str, ...] = ()
     unused_tensors: tuple[str, ...] = ()
-    ignored_tensors: tuple[str, ...] = ()
     copied: tuple[tuple[str, str], ...] = ()
 
 
@@ -134,7 +133,7 @@ def load_model(
     copied = {row.huggingface: contents.tensors[row.huggingface].name for row in rows}
     new = [row.huggingface for row in _rows_of(model, wanted) if row.huggingface not in copied]
     unused = [tensor.name for name, tensor in contents.tensors.items() if name not in copied]
-    return model, LoadReport(tuple(new), tuple(sorted(unused)), tuple(sorted(contents.ignored)), tuple(copied.items()))
+    return model, LoadReport(tuple(new), tuple(sorted(unused)), tuple(copied.items()))
 
 
 def _refuse(problems: list[str], where: Path) -> None:
@@ -198,14 +197,14 @@ class _Contents:
                 f"{amount(len(stored), 'weight tensor')}; these files do not belong together"
             )
         form, self.tensors, self.copies = format_of(config), dict[str, StoredTensor](), dict[str, StoredTensor]()
-        self.tied, self.ignored, self.problems = form.tied_copies(config), list[str](), list[str]()
+        self.tied, self.problems = form.tied_copies(config), list[str]()
         rows = form.rows(config, tuple(form.heads))
         by_name = {name: row for row in rows for name in (row.huggingface, row.tensorflow) if name}
         for name, tensor in stored.items():
             published, is_transposed = form.canonical(name, by_name)
             if form.is_ignored(name):
-                self.ignored.append(name)
-            elif published in self.tied:
+                continue
+            if published in self.tied:
                 self.copies[published] = tensor
             elif published in self.tensors:
                 self.problems.append(f"{name!r} and {self.tensors[published].name!r} are the same parameter")

@@ -167,7 +167,12 @@ def reads(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 _GENERATION: dict[str, Any] = {
-    "max_tokens": Annotated[int | None, typer.Option(help="Maximum new tokens; by default 64, or as fine-tuned.")],
+    "max_tokens": Annotated[
+        int | None,
+        typer.Option(
+            help="Maximum new tokens; by default 64, or as fine-tuned. A target has at most 50 more than its source."
+        ),
+    ],
     "temperature": Annotated[
         float | None, typer.Option(help="Sampling temperature; below 1 favours likely tokens, 0 takes the most likely.")
     ],

@@ -132,7 +132,7 @@ def embed(
     if output is None and report is None:
         raise UsageError("pass --output FILE, --report PAGE or both")
     of_vectors = {"--pooling": pooling, "--normalize": normalize or None, "--no-normalize": normalize is False or None}
-    precision = _precision({**of_vectors, "--int8": int8 or None, "--bf16": bf16 or None}, output)
+    precision = _precision({**of_vectors, "--int8": int8 or None, "--bf16": bf16 or None}, output, device)
     if output is not None:
         check_place(input_file, output, ".npy", ".jsonl")
     if report is not None:
@@ -156,13 +156,15 @@ def embed(
     show({**written, **page}, as_json, lines=written_lines if written else lines_of, beside=output)
 
 
-def _precision(flags: dict[str, Any], output: Path | None) -> str:
-    """Return how vectors are computed; raises UsageError for two ways, and for flags of vectors that nobody writes."""
+def _precision(flags: dict[str, Any], output: Path | None, device: str | None) -> str:
+    """Return how vectors are computed; UsageError for two ways, int8 on a GPU, and flags of vectors not written."""
     given = [flag for flag, value in flags.items() if value is not None]
     if output is None and given:
         raise UsageError(f"{given[0]}: only vectors depend on it; pass --output FILE")
     if {"--int8", "--bf16"} <= {*given}:
         raise UsageError("use --int8 or --bf16, not both")
+    if "--int8" in given and device not in (None, "auto", "cpu"):
+        raise UsageError(f"--int8 with --device {device}: eight-bit inference runs only on the CPU")
     return "int8" if "--int8" in given else "bf16" if "--bf16" in given else "auto"
 
 
@@ -172,7 +174,7 @@ def answer(
     context: Annotated[Path, typer.Option(help="A text file of any length; - for standard input.")],
     question: Annotated[list[str], typer.Option(help="A question. Repeatable.")],
     average: Averaged = "probabilities",
-    top_k: Annotated[int, typer.Option(min=1, help="Number of candidates per question.")] = 1,
+    top_k: Annotated[int, typer.Option(min=1, help="Candidates per question, at most span.num_best (20).")] = 1,
     null_threshold: Annotated[
         float | None, typer.Option(help="Give no answer if its score exceeds the best answer's by more than this.")
     ] = None,

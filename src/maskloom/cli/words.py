@@ -110,6 +110,7 @@ def _recipe(given: dict[str, Any], started: Path | None = None) -> Any:
         ("context", "--model cbow", is_cbow),
         ("divided_gradient", "--model cbow", is_cbow),
         ("phrase_threshold", "--phrases", recipe.phrases > 0),
+        ("cased", "--tokenize words", recipe.tokenize == "words"),
     ):
         if name in given and not is_used:
             raise UsageError(f"{flags[name]}: it changes nothing without {needed}")

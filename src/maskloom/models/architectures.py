@@ -36,7 +36,6 @@ class Architecture:
     """
 
     name: str
-    paper: str
     config_type: type[ModelConfig]
     build: Callable[[Any], Encoder]
     vocabulary_head: str = "mlm"
@@ -49,10 +48,9 @@ class Architecture:
     reads_spelling: bool = False
 
 
-def _of_cells(name: str, paper: str, config_type: type[RecurrentConfig]) -> Architecture:
+def _of_cells(name: str, config_type: type[RecurrentConfig]) -> Architecture:
     return Architecture(
         name=name,
-        paper=paper,
         config_type=config_type,
         build=later("maskloom.models.recurrent", "Recurrent"),
         vocabulary_head="lm",
@@ -67,13 +65,11 @@ ARCHITECTURES: Rows[Architecture] = Rows(
     {
         "bert": Architecture(
             name="bert",
-            paper="Devlin et al. 2018, BERT: Pre-training of Deep Bidirectional Transformers",
             config_type=BertConfig,
             build=later("maskloom.models.bert", "Bert"),
         ),
         "gpt": Architecture(
             name="gpt",
-            paper="Radford et al. 2018, Improving Language Understanding by Generative Pre-Training",
             config_type=GptConfig,
             build=later("maskloom.models.gpt", "Gpt"),
             vocabulary_head="lm",
@@ -81,7 +77,6 @@ ARCHITECTURES: Rows[Architecture] = Rows(
         ),
         "transformer": Architecture(
             name="transformer",
-            paper="Vaswani et al. 2017, Attention Is All You Need",
             config_type=TransformerConfig,
             build=later("maskloom.models.transformer", "Transformer"),
             sizes=TRANSFORMER_SIZES,
@@ -89,7 +84,6 @@ ARCHITECTURES: Rows[Architecture] = Rows(
         ),
         "marian": Architecture(  # before BART, because a MarianConfig is a BartConfig
             name="marian",
-            paper="Junczys-Dowmunt et al. 2018, Marian: Fast Neural Machine Translation in C++",
             config_type=MarianConfig,
             build=later("maskloom.models.bart", "Bart"),
             sizes=TRANSFORMER_SIZES,
@@ -98,7 +92,6 @@ ARCHITECTURES: Rows[Architecture] = Rows(
         ),
         "bart": Architecture(
             name="bart",
-            paper="Lewis et al. 2019, BART: Denoising Sequence-to-Sequence Pre-training",
             config_type=BartConfig,
             build=later("maskloom.models.bart", "Bart"),
             sizes=BART_SIZES,
@@ -107,20 +100,16 @@ ARCHITECTURES: Rows[Architecture] = Rows(
         ),
         "t5": Architecture(
             name="t5",
-            paper="Raffel et al. 2019, Exploring the Limits of Transfer Learning with a Text-to-Text Transformer",
             config_type=T5Config,
             build=later("maskloom.models.t5", "T5"),
             sizes=T5_SIZES,
             has_decoder=True,
         ),
-        "rnn": _of_cells("rnn", "Elman 1990, Finding Structure in Time", RnnConfig),
-        "lstm": _of_cells("lstm", "Hochreiter and Schmidhuber 1997, Long Short-Term Memory", LstmConfig),
-        "gru": _of_cells(
-            "gru", "Cho et al. 2014, Learning Phrase Representations using RNN Encoder-Decoder", GruConfig
-        ),
+        "rnn": _of_cells("rnn", RnnConfig),
+        "lstm": _of_cells("lstm", LstmConfig),
+        "gru": _of_cells("gru", GruConfig),
         "elmo": Architecture(
             name="elmo",
-            paper="Peters et al. 2018, Deep Contextualized Word Representations",
             config_type=ElmoConfig,
             build=later("maskloom.models.elmo", "Elmo"),
             vocabulary_head="bilm",

@@ -132,7 +132,8 @@ class BartConfig(ModelConfig):
 class MarianConfig(BartConfig):
     """The keys of a BART, for the original Transformer: scaled embeddings with sinusoids, and no norm after them.
 
-    All sines of a position come before its cosines. Everything else is as in BART, including the keys in files.
+    All sines of a position come before its cosines. Everything else is as in BART, including the keys in files. The
+    published models are Marian's (Junczys-Dowmunt et al. 2018).
     """
 
     vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 58_101

@@ -37,6 +37,7 @@ from maskloom.runs.run_folder import METRICS, RECIPE, TASK, described_model, kin
 from maskloom.system.files import copy_files, replacing, replacing_folder
 from maskloom.system.foreign_files import read_json_object
 from maskloom.tasks.kinds import make_task
+from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.checkpointing.checkpoints import check_checkpoint, step_folders, step_of
 
@@ -100,6 +101,10 @@ def _refuse_other_vectors(folder: Path, pooling: PoolingMode) -> None:
         reason = "sentence-transformers computes no vectors of a Marian"
     elif isinstance(config, BartConfig) and "decoder" in stored_heads(folder):
         reason = "sentence-transformers pools the states of a BART's decoder, maskloom those of its encoder"
+    elif (special := (tokenizer := load_tokenizer(folder)).vocabulary.special).pad is None:
+        reason = "sentence-transformers needs a padding token, which this vocabulary lacks"
+    elif isinstance(tokenizer, BytePairTokenizer) and special.classify not in (None, special.begin):
+        reason = f"sentence-transformers reads a text without {special.begin} and {special.classify} around it"
     else:
         return
     raise ConfigError(f"{folder}: {reason}; for its vectors, use `maskloom embed --pooling {pooling}`")

@@ -248,6 +248,8 @@ def answer(
     task = predictor.required_task()
     if not isinstance(task.settings, SpanSettings):
         raise ConfigError(f"this model was fine-tuned for a {task.kind} task; it cannot answer questions")
+    if top_k > (most := task.settings.num_best):
+        raise ConfigError(f"top_k {top_k}: the model keeps {amount(most, 'candidate')} per question (span.num_best)")
     if null_threshold is not None:
         task = changed(task, has_unanswerable=True, null_threshold=null_threshold)
     asked = [Question(str(number), question, text, None, number) for number, question in enumerate(questions, start=1)]
@@ -273,11 +275,12 @@ def answer(
 
 
 def answer_lines(result: dict[str, Any]) -> list[str]:
-    """Return readable lines: each question with its answer, its probability and its position in the text."""
+    """Return readable lines: each question with its answer, then other candidates, with probabilities and positions."""
     lines = []
     for row in result["answers"]:
         lines.append(row["question"])
-        for candidate in row["candidates"] if len(row["candidates"]) > 1 else [{**row, "text": row["answer"]}]:
+        others = [candidate for candidate in row["candidates"] if candidate["text"] != row["answer"]]
+        for candidate in [{**row, "text": row["answer"]}, *others[: len(row["candidates"]) - 1]]:
             text = " ".join(candidate["text"].split()) or "(no answer)"
             place = "" if candidate["start"] is None else f", characters {candidate['start']} to {candidate['end']}"
             lines.append(f"  {text}  ({candidate['probability']:.3f}{place})")

@@ -114,11 +114,16 @@ def test_a_wrong_value_is_named_with_those_that_there_are(arguments, choices):
             ["embed", "--model", "m", "--input", "i.txt", "--report", "r.html", "--no-normalize"],
             "^--no-normalize: only",
         ),
+        (
+            ["embed", "--model", "m", "--input", "i.txt", "--output", "o.npy", "--int8", "--device", "cuda"],
+            "^--int8 with --device cuda: eight-bit inference runs only on the CPU$",
+        ),
         (["recipes", "--json", "show", "pretrain"], "--json: give it after the command: maskloom recipes show --json"),
     ],
 )
 def test_flags_that_cannot_be_meant_are_wrong_usage(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MASKLOOM_DEVICE", "")  # --device sets it
     with pytest.raises(UsageError, match=message):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
 
@@ -251,6 +256,7 @@ def test_word_vectors_resume_without_their_options(tmp_path, monkeypatch):
         (["--context", "sum"], "--context sum: it changes nothing without --model cbow"),
         (["--divided-gradient"], "--divided-gradient: it changes nothing without --model cbow"),
         (["--phrase-threshold", "9"], "--phrase-threshold 9.0: it changes nothing without --phrases"),
+        (["--tokenize", "spaces", "--cased"], "--cased: it changes nothing without --tokenize words"),
     ],
 )
 def test_an_option_of_word_vectors_that_would_change_nothing_is_refused(flags, message, tmp_path):

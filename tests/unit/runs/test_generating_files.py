@@ -48,8 +48,11 @@ def test_cut_sources_are_counted_once(tmp_path):
     folder, source = generator_folder(tmp_path / "model", "bart"), tmp_path / "texts.txt"
     (folder / "maskloom.json").write_text('{"kind": "seq2seq", "max_length": 4}')
     source.write_text("one two\none two three\n")
-    told = generate(Predictor.load(folder), source, tmp_path / "out.jsonl", {"max_tokens": 3})
+    predictor, page = Predictor.load(folder), tmp_path / "page.html"
+    told = generate(predictor, source, tmp_path / "out.jsonl", {"max_tokens": 3})
     assert (told["num_truncated_examples"], told["max_length"]) == (1, 4)
+    generation_report(folder, source, page, {"max_tokens": 3}, predictor=predictor)  # as --output with --report
+    assert "1 source to 4 tokens" in page.read_text(encoding="utf-8")
     (row,) = generation_report(folder, ["one two three"], tmp_path / "page.html", {"max_tokens": 3})[1]
     assert (row["num_truncated_examples"], row["max_length"]) == (1, 4)
     assert "1 source to 4 tokens" in (tmp_path / "page.html").read_text()

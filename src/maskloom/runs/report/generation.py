@@ -74,13 +74,13 @@ def generation_report(
     if isinstance(texts, Path):
         rows, num_left_out = _first(reading_of_prompts(predictor, texts, reading, settings))
         texts, read = [row.text for row in rows], [row.ids for row in rows]
-        num_truncated = sum(row.num_truncated for row in rows)
+        cut = sum(row.num_truncated for row in rows)
     else:
         names = [f"prompt {number}" for number in range(len(texts))]
-        read, num_truncated = predictor.prompt_ids(texts, names, settings)
-    predictor.count_truncated(num_truncated)
+        read, cut = predictor.prompt_ids(texts, names, settings)
+    predictor.count_truncated(cut)
     found = [inspect(predictor, ids, settings, number) for number, ids in enumerate(read)]
-    shown, cut = [predictor.shown(one.found, one.settings) for one in found], predictor.num_truncated
+    shown = [predictor.shown(one.found, one.settings) for one in found]
     about = _write(
         Path(page),
         predictor,

@@ -20,10 +20,13 @@ from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bart_config import BartConfig, MarianConfig
 from maskloom.models.bert import BertConfig
+from maskloom.models.gpt_config import GptConfig
 from maskloom.runs.convert import conversion_lines, convert
 from maskloom.runs.export import describe_vectors
 from maskloom.system.files import write_json
-from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
+from maskloom.text.vocabulary import SPECIAL_TOKENS, SpecialTokens, Vocabulary
+from maskloom.text.vocabulary_training import VocabularySettings, train_vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
@@ -149,6 +152,27 @@ def test_a_model_folder_gets_the_files_for_its_vectors(tmp_path, encoder):
     write_json(folder / "maskloom.json", {"max_length": 7})
     describe_vectors(folder, "mean")
     assert read_modules(folder) == SentenceModules("mean", False, 7)
+
+
+def test_byte_pairs_that_other_programs_read_without_marks_or_cannot_pad_are_refused(tmp_path):
+    """Regression: the folder of a GPT promised vectors over `<start>` and `<extract>`, which only maskloom adds."""
+    pairs, _ = train_vocabulary(["low lower lowest"] * 3, VocabularySettings(40, model="bpe"))
+    of_bytes, _ = train_vocabulary(["low lower"] * 3, VocabularySettings(270, lowercase=False, model="byte-bpe"))
+    pieces = [token for token in of_bytes.vocabulary.tokens if not token.startswith("<") or token == "<"]
+    end = "<|endoftext|>"
+    as_gpt_2 = Vocabulary([end, *pieces], SpecialTokens(begin=end, end=end), prefix="")
+    unpadded = BytePairTokenizer(as_gpt_2, of_bytes.merges, lowercase=False)
+    refusals = {"pairs": "without <start> and <extract> around it", "unpadded": "needs a padding token", "bytes": None}
+    for (name, message), tokenizer in zip(refusals.items(), (pairs, unpadded, of_bytes), strict=True):
+        config = GptConfig(vocab_size=len(tokenizer.vocabulary), max_position_embeddings=80, **SIZES)
+        save_model(build_model(config, ("lm",), seed=3), tmp_path / name)
+        tokenizer.save(tmp_path / name)
+        if message is None:
+            describe_vectors(tmp_path / name, "mean")
+            continue
+        with pytest.raises(ConfigError, match=message):
+            describe_vectors(tmp_path / name, "mean")
+        assert not (tmp_path / name / "modules.json").exists()
 
 
 @pytest.mark.parity
