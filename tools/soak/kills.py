@@ -31,7 +31,8 @@ PLANS = {
     "finetune": {"save": 6, "evaluation": 4, "start-up": 3, "step": 3, "interpreter": 1, "clock": 8},
     "search": {"save": 6, "evaluation": 4, "start-up": 3, "step": 3, "interpreter": 1, "clock": 8},
 }
-KILLS_IN_A_ROW = 10
+# The kinds of the kills in a row. The evaluation comes early: a run resumed at its end does not evaluate again.
+_KINDS_IN_A_ROW = ("start-up", "evaluation", "step", "save", "start-up", "step", "save", "step", "step", "save")
 # The activity at the fault points of a family, once training has begun.
 _KIND_OF = {"files": "save", "model": "save", "checkpoints": "save", "evaluation": "evaluation"}
 
@@ -97,6 +98,25 @@ def kills_of(alone: LeftAlone, plan: dict[str, int], budget: Budget) -> list[Kil
             else:
                 name = draw.choice(sorted(points))
                 kills.append(Kill(kind, rule=f"kill@{name}#{draw.choice(points[name])}"))
+    return kills
+
+
+def kills_one_after_another(alone: LeftAlone, budget: Budget) -> list[Kill]:
+    """Return the kills of one run in a row, each at a point that the run passes however fast the machine is.
+
+    From where it resumes, a run is killed in its start-up or first save (if the start-up writes nothing), in its first
+    evaluation, within a twentieth of all steps, or in its first checkpoint: ten of these do not reach its end.
+    """
+    points = {
+        "start-up": {"files.write": 1, "files.sync": 1, "files.rename": 1},
+        "evaluation": {"evaluation.batch": 1},
+        "step": dict.fromkeys(("training.micro_batch", "training.step"), 1 + alone.passes.count("training.step") // 20),
+        "save": {"files.write": 40, "files.sync": 5, "files.rename": 1},  # as often as any checkpoint passes them
+    }
+    draw, kills = budget.draw("in a row", alone.subject.name), list[Kill]()
+    for kind in _KINDS_IN_A_ROW:
+        name, first = draw.choice(sorted(points[kind])), "training.step>" if kind == "save" else ""
+        kills.append(Kill(kind, rule=f"kill@{first}{name}#{draw.randint(1, points[kind][name])}"))
     return kills
 
 
@@ -201,16 +221,7 @@ def kills_in_a_row(budget: Budget) -> Iterator[Trial]:
 def _try_many(server: ForkServer, alone: LeftAlone, budget: Budget) -> Trial:
     folder = budget.work / f"{alone.subject.name}-killed"
     folder.mkdir()
-    draw = budget.draw("in a row", alone.subject.name)
-    # the evaluation comes early: a run resumed at its end does not evaluate again
-    kinds = ["start-up", "evaluation", "clock", "save", "clock", "start-up", "save", "clock", "clock", "save"]
-    for number, kind in enumerate(kinds[:KILLS_IN_A_ROW]):
-        points = alone.passes_of(kind)
-        if kind == "clock":
-            kill = Kill(kind, seconds=draw.uniform(0.02, 0.4) * alone.seconds)
-        else:  # an early pass of a frequent point, which a run resumed near its end also reaches
-            name = draw.choice(sorted(point for point, passes in points.items() if kind != "save" or len(passes) > 8))
-            kill = Kill(kind, rule=f"kill@{name}#{draw.randint(1, 1 + len(points[name]) // 20)}")
+    for number, kill in enumerate(kills_one_after_another(alone, budget)):
         try:
             kill_once(server, alone.subject, kill, folder, resume=number > 0)
         except RuntimeError as error:
