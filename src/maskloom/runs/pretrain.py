@@ -122,8 +122,8 @@ def _pretrain(
     if ranks.is_first:
         prepare_run_folder(out, recipe, inputs=inputs, paths=paths, resume=resume, may_change=changes_of(recipe))
         claim(out)
-    ranks.barrier()
-    if not verify and (out / METRICS).exists() and (out / "model" / CONFIG).exists():
+    is_complete = ranks.is_first and (out / METRICS).exists() and (out / "model" / CONFIG).exists()
+    if ranks.any_(is_complete and not verify):  # on a network disk, others may still see what has just been removed
         progress.say(f"{out} is complete; there is nothing left to do")
         return read_json_object(out / METRICS)
     if recipe.training.num_threads:
