@@ -51,7 +51,8 @@ def test_kills_in_a_row_are_at_points_that_every_run_passes(tmp_path):
     rules = {kind: {kill.rule for plan in plans for kill in plan if kill.kind == kind} for kind in kinds}
     assert rules["start-up"] == {f"kill@files.{name}#1" for name in ("write", "sync", "rename")}
     assert rules["evaluation"] == {"kill@evaluation.batch#1"}
-    assert {int(rule.partition("#")[2]) for rule in rules["step"]} == {*range(1, 12)}
+    steps = {int(rule.partition("#")[2]) for rule in rules["step"]}
+    assert (min(steps), max(steps)) == (20, 41)
     assert {rule.rpartition("#")[0] for rule in rules["save"]} == {
         f"kill@training.step>files.{name}" for name in ("write", "sync", "rename")
     }

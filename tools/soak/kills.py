@@ -104,19 +104,23 @@ def kills_of(alone: LeftAlone, plan: dict[str, int], budget: Budget) -> list[Kil
 def kills_one_after_another(alone: LeftAlone, budget: Budget) -> list[Kill]:
     """Return the kills of one run in a row, each at a point that the run passes however fast the machine is.
 
-    From where it resumes, a run is killed in its start-up or first save (if the start-up writes nothing), in its first
-    evaluation, within a twentieth of all steps, or in its first checkpoint: ten of these do not reach its end.
+    From where it resumes, a run is killed in its start-up or, if that writes nothing, in its first save; in its first
+    evaluation; after a tenth to a fifth of all steps; or in its first checkpoint: ten of these do not reach its end.
     """
+    most = 1 + alone.passes.count("training.step") // 5
     points = {
-        "start-up": {"files.write": 1, "files.sync": 1, "files.rename": 1},
-        "evaluation": {"evaluation.batch": 1},
-        "step": dict.fromkeys(("training.micro_batch", "training.step"), 1 + alone.passes.count("training.step") // 20),
-        "save": {"files.write": 40, "files.sync": 5, "files.rename": 1},  # as often as any checkpoint passes them
+        "start-up": dict.fromkeys(("files.write", "files.sync", "files.rename"), (1, 1)),
+        "evaluation": {"evaluation.batch": (1, 1)},
+        "step": dict.fromkeys(("training.micro_batch", "training.step"), (most // 2, most)),
+        # after the first step, and as often as any checkpoint passes them
+        "save": {
+            f"training.step>files.{name}": (1, last) for name, last in (("write", 40), ("sync", 5), ("rename", 1))
+        },
     }
     draw, kills = budget.draw("in a row", alone.subject.name), list[Kill]()
     for kind in _KINDS_IN_A_ROW:
-        name, first = draw.choice(sorted(points[kind])), "training.step>" if kind == "save" else ""
-        kills.append(Kill(kind, rule=f"kill@{first}{name}#{draw.randint(1, points[kind][name])}"))
+        name = draw.choice(sorted(points[kind]))
+        kills.append(Kill(kind, rule=f"kill@{name}#{draw.randint(*points[kind][name])}"))
     return kills
 
 
