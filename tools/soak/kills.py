@@ -153,9 +153,11 @@ def try_kill(server: ForkServer, alone: LeftAlone, kill: Kill, folder: Path) -> 
         kill_once(server, alone.subject, kill, folder)
         before = _last_step(folder / RUN)
         under_way = _save_under_way(folder / RUN)
+        done = [int(path.stem.rpartition("-")[2]) for path in (folder / RUN / "trials").glob("trial-*.json")]
         said = run_whole(server, alone.subject.resumed(), folder)
         problems = differences(outcome(folder / RUN), alone.outcome)
         problems += _lost_too_much(alone.subject, before, under_way, said)
+        problems += [f"trial {number} was repeated" for number in done if f"trial {number} of " in said]
     except (RuntimeError, TimeoutError) as error:
         problems = [str(error)]
     return Trial(name, not problems, "; ".join(problems[:4]))
