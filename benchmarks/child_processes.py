@@ -7,6 +7,7 @@ import resource
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,13 +40,14 @@ def measured(command: list[str], environment: dict[str, str] | None = None) -> M
         start_new_session=True,
         text=True,
     )
-    peak = 0
-    while process.poll() is None:
+    peak, streams = 0, None
+    while streams is None:
         peak = max(peak, resident_memory(process.pid))
-        time.sleep(0.02)
+        with suppress(subprocess.TimeoutExpired):  # reads meanwhile: a child waits once a pipe holds 64 KiB
+            streams = process.communicate(timeout=0.02)
     seconds = time.perf_counter() - start
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    output, errors = process.communicate()
+    output, errors = streams
     if process.returncode:
         raise SystemExit(f"{command} failed:\n{output}\n{errors}")
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -62,14 +64,16 @@ def first_of_ranks(command: list[str], *, num_ranks: int, threads: int) -> str:
         common |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
         common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
+    outputs = [subprocess.PIPE, *[subprocess.DEVNULL] * (num_ranks - 1)]  # pipes that nobody reads would fill up
     ranks = [
-        subprocess.Popen(command, env={**os.environ, **common, **mine}, stdout=subprocess.PIPE, text=True)
-        for mine in own
+        subprocess.Popen(command, env={**os.environ, **common, **mine}, stdout=output, text=True)
+        for mine, output in zip(own, outputs, strict=True)
     ]
-    outputs = [rank.communicate()[0] for rank in ranks]
-    if any(rank.returncode for rank in ranks):
+    said = ranks[0].communicate()[0]
+    codes = [rank.wait() for rank in ranks]
+    if any(codes):
         raise SystemExit(f"{command} failed with {num_ranks} ranks")
-    return outputs[0]
+    return said
 
 
 def resident_memory(session: int) -> int:

@@ -9,9 +9,11 @@ import pytest
 from safetensors.torch import load_file
 
 from maskloom.config import PretrainRecipe, load_recipe
+from maskloom.runs.export import export
 from maskloom.runs.pretrain import pretrain
 from maskloom.system.folder_lock import folder_lock
 from maskloom.text.vocabulary_training import VocabularySettings
+from maskloom.training import loop
 from maskloom.training.checkpointing.checkpoints import Snapshot, write_checkpoint
 from tools.faults.fault_rules import arm
 
@@ -65,15 +67,18 @@ def _start(corpus: Path, out: Path, *more: str) -> list[object]:
     return ["pretrain", "--corpus", corpus, "--out", out, *(word for s in SETTINGS for word in ("--set", s)), *more]
 
 
-def test_the_best_model_on_held_out_text_is_kept(alone: Path) -> None:
-    events = [json.loads(line) for line in (alone / "events.jsonl").read_text().splitlines()]
-    losses = {event["step"]: event["metrics"]["mlm_loss"] for event in events if event["event"] == "evaluation"}
-    best = min(losses, key=lambda step: losses[step])
-    names = [path.name for path in _steps(alone)]
-    assert f"step-{best:08d}" in names
-    found, final = (load_file(alone / name / "model.safetensors") for name in ("best-model", "model"))
-    same = all(found[name].equal(final[name]) for name in final)
-    assert same is (best == 14)
+def test_the_best_model_on_held_out_text_is_kept(corpus: Path, tmp_path: Path, monkeypatch) -> None:
+    losses, evaluate = iter((3.0, 1.0, 2.0)), loop.evaluate  # at steps 4, 8 and 12
+    monkeypatch.setattr(
+        "maskloom.runs.pretrain.evaluate", lambda *given: evaluate(*given) | {"mlm_loss": next(losses, 2.0)}
+    )
+    out = tmp_path / "run"
+    pretrain(load_recipe(PretrainRecipe, None, [*SETTINGS, "training.keep_checkpoints=1"]), corpus=corpus, out=out)
+    assert [path.name for path in _steps(out)] == ["step-00000008", "step-00000014"]
+    export(out, tmp_path / "step-8", step=8)
+    places = (tmp_path / "step-8", out / "best-model", out / "model")
+    of_step, best, last = ((place / "model.safetensors").read_bytes() for place in places)
+    assert of_step == best != last
 
 
 @pytest.mark.parametrize("kept", [3, 1])

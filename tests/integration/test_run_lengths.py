@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from maskloom.runs.recipes import with_epochs
 from maskloom.runs.rerun import rerun
 from maskloom.text.vocabulary_training import VocabularySettings
 from maskloom.training.events import read_events
+from maskloom.training.ranks.ranks import Ranks
 
 WORDS = "the array list sorted in place of its values and keys returns a new copy".split()  # noqa: SIM905
 SETTINGS = [
@@ -105,7 +107,23 @@ def test_a_finished_run_is_extended_and_the_recipe_tells_how(run, corpus, tmp_pa
     assert rerun(tmp_path / "run", out=tmp_path / "again")["identical"]
 
 
-def test_an_extension_that_is_interrupted_goes_on_to_the_same_bits(corpus, tmp_path):
+def test_the_first_rank_decides_whether_a_run_is_complete(corpus, tmp_path, monkeypatch):
+    own = recipe("training.steps=3")
+    assert pretrain(own, corpus=corpus, out=tmp_path / "run")
+
+    @contextmanager
+    def as_second_rank(*_given, **_named):
+        """Join a first rank that knows of nothing; this one still sees the files of the finished run."""
+        yield Ranks(rank=1, world_size=2)
+
+    monkeypatch.setattr("maskloom.runs.pretrain.joined_ranks", as_second_rank)
+    steps = []
+    monkeypatch.setattr("maskloom.runs.pretrain.step_display", lambda *_: lambda report: steps.append(report.step))
+    assert pretrain(own, corpus=corpus, out=tmp_path / "run", resume=True) == {}
+    assert steps == [1, 2, 3]
+
+
+def test_an_extension_that_is_interrupted_goes_on_to_the_same_bits(corpus, tmp_path, monkeypatch):
     for out in ("whole", "cut"):
         pretrain(recipe("training.steps=8"), corpus=corpus, out=tmp_path / out)
     longer = recipe("training.steps=16")
@@ -114,6 +132,7 @@ def test_an_extension_that_is_interrupted_goes_on_to_the_same_bits(corpus, tmp_p
     with pytest.raises(KeyboardInterrupt):
         pretrain(longer, corpus=corpus, out=tmp_path / "cut", resume=True, progress=Stop("phase-1", 13))
     again = Stop("none", 0)
+    monkeypatch.setattr("maskloom.data.loader.Loader.account", None)  # the data were counted when the phase began
     pretrain(longer, corpus=corpus, out=tmp_path / "cut", resume=True, progress=again)
     assert again.begun["phase-1, length 24"] == 12
     assert weights(tmp_path / "cut") == weights(tmp_path / "whole")

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import get_args
@@ -49,6 +50,20 @@ def test_sides_run_forwards_and_backwards_by_turns():
     from rounds import in_turn
 
     assert ["".join(in_turn("ABC", number)) for number in range(3)] == ["ABC", "CBA", "ABC"]
+
+
+def test_children_that_write_more_than_a_pipe_holds_are_measured():
+    from child_processes import first_of_ranks, measured
+
+    command = [sys.executable, "-S", "-c", "import sys; print('x' * 200_000); print('y' * 200_000, file=sys.stderr)"]
+    found = measured(command)
+    assert found.output == "x" * 200_000 + "\n"
+    assert min(found.seconds, found.processor, found.peak) > 0
+    quiet = [*command[:-1], "print('x' * 200_000)"]
+    assert first_of_ranks(quiet, num_ranks=2, threads=1) == found.output
+    for run in (measured, lambda failing: first_of_ranks(failing, num_ranks=2, threads=1)):
+        with pytest.raises(SystemExit, match="failed"):
+            run([*command[:-1], "import os; os._exit(int(os.environ.get('RANK', 1)))"])
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 """What the rows of the soak conclude from their observations."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tools.soak import mutants
 from tools.soak.endurance import Sample, complaints, slope_per_hour
-from tools.soak.kills import LeftAlone, _lost_too_much, kills_of
+from tools.soak.kills import LeftAlone, _lost_too_much, kills_of, kills_one_after_another
 from tools.soak.mutants import Mutant, planted
 from tools.soak.rows import Budget
 from tools.soak.subjects import Subject, differences, finetuning, outcome, pretraining
@@ -36,6 +37,25 @@ def test_kills_are_drawn_from_the_seed(tmp_path):
     assert {kill.rule for kill in kills[:3]} <= {"kill@files.write#2", "kill@files.write#3"}
     assert all(0 <= kill.seconds <= 3 for kill in kills)
     assert kills != kills_of(_alone(), plan, Budget(2, tmp_path))
+
+
+def test_kills_in_a_row_are_at_points_that_every_run_passes(tmp_path):
+    alone = LeftAlone(Subject("pretrain", (), 7, ""), {}, ["training.micro_batch", "training.step"] * 200, 3.0)
+    plans = [kills_one_after_another(alone, Budget(seed, tmp_path)) for seed in range(20)]
+    assert kills_one_after_another(alone, Budget(0, tmp_path)) == plans[0] != plans[1]
+    for plan in plans:
+        kinds = Counter(kill.kind for kill in plan)
+        assert kinds == {"start-up": 2, "evaluation": 1, "step": 4, "save": 3}
+        assert plan[0].kind == "start-up"
+        assert plan[1].kind == "evaluation"
+    rules = {kind: {kill.rule for plan in plans for kill in plan if kill.kind == kind} for kind in kinds}
+    assert rules["start-up"] == {f"kill@files.{name}#1" for name in ("write", "sync", "rename")}
+    assert rules["evaluation"] == {"kill@evaluation.batch#1"}
+    steps = {int(rule.partition("#")[2]) for rule in rules["step"]}
+    assert (min(steps), max(steps)) == (20, 41)
+    assert {rule.rpartition("#")[0] for rule in rules["save"]} == {
+        f"kill@training.step>files.{name}" for name in ("write", "sync", "rename")
+    }
 
 
 @pytest.mark.parametrize(

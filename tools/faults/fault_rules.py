@@ -3,7 +3,8 @@
 Faults are comma-separated rules `ACTION@NAME#COUNT`: at the COUNT-th pass through places whose name matches NAME (a
 shell pattern such as `files.*`), ACTION happens once, or at every later pass too for `#COUNT+`. Actions: `kill`
 (SIGKILL to this process), `eio`, `enospc`, `erofs`, `edquot` (an `OSError` with that number), `hang`, `exception` (a
-`RuntimeError`), `enomem` (a `MemoryError`). A log is a file to which every pass appends its name as a line.
+`RuntimeError`), `enomem` (a `MemoryError`). In `ACTION@FIRST>NAME#COUNT`, only passes after one through FIRST count. A
+log is a file to which every pass appends its name as a line.
 
 An interpreter that starts with this folder on its path, as in the environment of `tools.soak.processes`, takes the
 rules from `MASKLOOM_FAULTS` and the name of the log from `MASKLOOM_FAULT_LOG` (`sitecustomize.py`).
@@ -30,9 +31,13 @@ class _Rule:
     pattern: str
     at: int
     stays: bool
+    first: str = ""
     passed: int = 0
 
     def is_due(self, name: str) -> bool:
+        if self.first:
+            self.first = "" if fnmatch.fnmatchcase(name, self.first) else self.first
+            return False
         if not fnmatch.fnmatchcase(name, self.pattern):
             return False
         self.passed += 1
@@ -54,11 +59,12 @@ def _act(action: str, name: str) -> None:
 
 def _read_rule(text: str) -> _Rule:
     action, _, place = text.strip().partition("@")
-    pattern, _, at = place.partition("#")
+    names, _, at = place.partition("#")
+    first, _, pattern = names.rpartition(">")
     number = at.removesuffix("+") or "1"
     if action not in ACTIONS or not pattern or not number.isdigit():
         raise ValueError(f"MASKLOOM_FAULTS: {text!r} is not ACTION@NAME#COUNT with an action of {', '.join(ACTIONS)}")
-    return _Rule(action, pattern, int(number), at.endswith("+"))
+    return _Rule(action, pattern, int(number), at.endswith("+"), first)
 
 
 _lock = threading.Lock()

@@ -31,7 +31,8 @@ PLANS = {
     "finetune": {"save": 6, "evaluation": 4, "start-up": 3, "step": 3, "interpreter": 1, "clock": 8},
     "search": {"save": 6, "evaluation": 4, "start-up": 3, "step": 3, "interpreter": 1, "clock": 8},
 }
-KILLS_IN_A_ROW = 10
+# The kinds of the kills in a row. The evaluation comes early: a run resumed at its end does not evaluate again.
+_KINDS_IN_A_ROW = ("start-up", "evaluation", "step", "save", "start-up", "step", "save", "step", "step", "save")
 # The activity at the fault points of a family, once training has begun.
 _KIND_OF = {"files": "save", "model": "save", "checkpoints": "save", "evaluation": "evaluation"}
 
@@ -100,6 +101,29 @@ def kills_of(alone: LeftAlone, plan: dict[str, int], budget: Budget) -> list[Kil
     return kills
 
 
+def kills_one_after_another(alone: LeftAlone, budget: Budget) -> list[Kill]:
+    """Return the kills of one run in a row, each at a point that the run passes however fast the machine is.
+
+    From where it resumes, a run is killed in its start-up or, if that writes nothing, in its first save; in its first
+    evaluation; after a tenth to a fifth of all steps; or in its first checkpoint: ten of these do not reach its end.
+    """
+    most = 1 + alone.passes.count("training.step") // 5
+    points = {
+        "start-up": dict.fromkeys(("files.write", "files.sync", "files.rename"), (1, 1)),
+        "evaluation": {"evaluation.batch": (1, 1)},
+        "step": dict.fromkeys(("training.micro_batch", "training.step"), (most // 2, most)),
+        # after the first step, and as often as any checkpoint passes them
+        "save": {
+            f"training.step>files.{name}": (1, last) for name, last in (("write", 40), ("sync", 5), ("rename", 1))
+        },
+    }
+    draw, kills = budget.draw("in a row", alone.subject.name), list[Kill]()
+    for kind in _KINDS_IN_A_ROW:
+        name = draw.choice(sorted(points[kind]))
+        kills.append(Kill(kind, rule=f"kill@{name}#{draw.randint(*points[kind][name])}"))
+    return kills
+
+
 def kill_once(server: ForkServer, subject: Subject, kill: Kill, folder: Path, *, resume: bool = False) -> None:
     """Start or resume a subject, and kill it; raises RuntimeError when it fails or ends before reaching the point."""
     arguments = subject.resumed() if resume else subject.arguments
@@ -129,9 +153,11 @@ def try_kill(server: ForkServer, alone: LeftAlone, kill: Kill, folder: Path) -> 
         kill_once(server, alone.subject, kill, folder)
         before = _last_step(folder / RUN)
         under_way = _save_under_way(folder / RUN)
+        done = [int(path.stem.rpartition("-")[2]) for path in (folder / RUN / "trials").glob("trial-*.json")]
         said = run_whole(server, alone.subject.resumed(), folder)
         problems = differences(outcome(folder / RUN), alone.outcome)
         problems += _lost_too_much(alone.subject, before, under_way, said)
+        problems += [f"trial {number} was repeated" for number in done if f"trial {number} of " in said]
     except (RuntimeError, TimeoutError) as error:
         problems = [str(error)]
     return Trial(name, not problems, "; ".join(problems[:4]))
@@ -201,16 +227,7 @@ def kills_in_a_row(budget: Budget) -> Iterator[Trial]:
 def _try_many(server: ForkServer, alone: LeftAlone, budget: Budget) -> Trial:
     folder = budget.work / f"{alone.subject.name}-killed"
     folder.mkdir()
-    draw = budget.draw("in a row", alone.subject.name)
-    # the evaluation comes early: a run resumed at its end does not evaluate again
-    kinds = ["start-up", "evaluation", "clock", "save", "clock", "start-up", "save", "clock", "clock", "save"]
-    for number, kind in enumerate(kinds[:KILLS_IN_A_ROW]):
-        points = alone.passes_of(kind)
-        if kind == "clock":
-            kill = Kill(kind, seconds=draw.uniform(0.02, 0.4) * alone.seconds)
-        else:  # an early pass of a frequent point, which a run resumed near its end also reaches
-            name = draw.choice(sorted(point for point, passes in points.items() if kind != "save" or len(passes) > 8))
-            kill = Kill(kind, rule=f"kill@{name}#{draw.randint(1, 1 + len(points[name]) // 20)}")
+    for number, kill in enumerate(kills_one_after_another(alone, budget)):
         try:
             kill_once(server, alone.subject, kill, folder, resume=number > 0)
         except RuntimeError as error:

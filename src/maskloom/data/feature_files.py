@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from maskloom.errors import DataError
-from maskloom.system.files import file_sha256, sync, write_bytes, write_json
+from maskloom.system.files import file_sha256, naming_disk, sync, write_bytes, write_json
 from maskloom.system.foreign_files import read_json_object, why_changed
 
 FORMAT_VERSION = 1
@@ -222,7 +222,7 @@ def _num_bytes(held: dict[str, Any]) -> int:
 
 def _take_room(path: Path, num_bytes: int) -> None:
     """Allocate a file's size on disk; writing through a map into a hole of a full disk would kill the process."""
-    with path.open("r+b") as file:
+    with naming_disk(path), path.open("r+b") as file:
         if num_bytes and hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, num_bytes)
         file.truncate(num_bytes)

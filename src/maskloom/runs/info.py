@@ -47,9 +47,8 @@ def _describe_run(folder: Path) -> dict[str, Any]:
         info |= read_json_object(folder / DESCRIPTION)
     if isinstance(inputs := info.get("inputs"), dict) and "space" in inputs:
         info["kind"] = {"glue": "GLUE"}.get(kind := kind_of_run(info), kind)
-    steps = [
-        path for place in ("checkpoints", "restarts") for path in (folder / place).rglob("step-*") if path.is_dir()
-    ]
+    found = (path for place in ("checkpoints", "restarts") for path in (folder / place).rglob("step-*"))
+    steps = [path for path in found if path.is_dir() and path.name[5:].isdigit()]  # no save that a kill cut off
     info["checkpoints"] = sorted(f"{path.relative_to(folder).parts[1]}/{path.name}" for path in steps)
     result = next((folder / name for name in RESULTS.values() if (folder / name).exists()), None)
     info["finished"] = result is not None

@@ -122,8 +122,8 @@ def _pretrain(
     if ranks.is_first:
         prepare_run_folder(out, recipe, inputs=inputs, paths=paths, resume=resume, may_change=changes_of(recipe))
         claim(out)
-    ranks.barrier()
-    if not verify and (out / METRICS).exists() and (out / "model" / CONFIG).exists():
+    is_complete = ranks.is_first and (out / METRICS).exists() and (out / "model" / CONFIG).exists()
+    if ranks.any_(is_complete and not verify):  # on a network disk, others may still see what has just been removed
         progress.say(f"{out} is complete; there is nothing left to do")
         return read_json_object(out / METRICS)
     if recipe.training.num_threads:
@@ -290,7 +290,6 @@ class _Run:
         settings, progress, ranks = plan.training, self.progress, self.ranks
         loader = self.loader(self.train, plan, settings.batch_size, rows=ranks.rows(settings))
         state = TrainState.fresh(self.model, settings)
-        account = loader.account() if ranks.is_first else None
         with open_run_log(self.out / "events.jsonl", is_first=ranks.is_first, log_to=settings.log_to) as log:
             session = TrainingSession(
                 state=state,
@@ -301,7 +300,6 @@ class _Run:
                 checkpoints=self.out / "checkpoints" / plan.name,
                 log=log,
                 evaluate=lambda: self.held_out_metrics(plan, ranks.whole(self.model)),
-                on_step=step_display(progress, settings, _figures, account and account.num_instances),
                 on_metrics=lambda step, metrics: progress.say(f"step {step}: {describe_metrics(metrics)}"),
                 say=progress.say,
                 name=plan.name,
@@ -315,6 +313,9 @@ class _Run:
             finished = _logged(self.out, "finished", plan.name, start) if ranks.is_first else None
             if session.is_over() and ranks.any_(finished is not None):
                 return finished or {}
+            is_told = start == 0 or settings.minutes is not None  # an account may take minutes
+            account = loader.account() if is_told and ranks.is_first else None
+            session.on_step = step_display(progress, settings, _figures, account and account.num_instances)
             if start == 0 and account is not None:
                 log.write("data", stage=plan.name, **asdict(account))
                 for sentence in phase_lines(plan, account):

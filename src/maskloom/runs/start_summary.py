@@ -132,17 +132,17 @@ def step_display(
 
     With a time budget, it instead reports the expected number of steps, and of epochs of `num_units` sequences.
     """
-    first: tuple[int, float] | None = None
-    is_told = False
+    started: float | None = None
+    done, is_told = -1, False
 
     def show(report: StepReport) -> None:
-        nonlocal first, is_told
+        nonlocal started, done, is_told
         progress.advance(report.step, **figures(report))
         if is_told:
             return
         now = time.monotonic()
-        first = first or (report.step, now)
-        done, seconds, left = report.step - first[0], now - first[1], settings.steps - report.step
+        started, done = started or now, done + 1  # counted, since the step's number falls when a run rewinds
+        seconds, left = now - started, settings.steps - report.step
         if done >= _STEPS and seconds >= _SECONDS and left > 0:
             is_told, rate = True, done / seconds
             progress.say(f"step {report.step:,}: {rate:.3g} steps per second, about {rest(rate, left)}")

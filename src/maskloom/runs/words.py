@@ -181,7 +181,7 @@ def _train(training: WordTraining, out: Path, log: EventLog, progress: Progress,
         for _ in training.rounds():
             now = time.monotonic()
             done = training.blocks_done
-            is_asked = stop.received is not None and done < blocks
+            is_asked = stop.received is not None
             saves = is_asked or now - saved > _SECONDS_BETWEEN_SAVES
             is_checked = saves or done == blocks
             if not math.isfinite(training.loss) or (is_checked and not _is_finite(training)):

@@ -69,6 +69,8 @@ def replacing(path: str | Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[
             os.unlink(temporary)
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
             raise OSError(error.errno, f"{error.strerror}; the file was not written", str(path)) from None
+        if isinstance(error, OSError) and str(error.filename) == str(temporary):
+            error.filename = str(path)
         raise
     sync(path.parent)
 

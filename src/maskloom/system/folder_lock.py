@@ -218,16 +218,21 @@ def _may_be_taken_over(former: _Holder, path: Path, out: Path, say: Callable[[st
 
 
 def _is_silent(path: Path, out: Path, former: _Holder, say: Callable[[str], None]) -> bool:
-    touched = path.stat().st_mtime_ns
-    if time.time() - touched / 1e9 > 3 * _HEARTBEAT:
-        return True
+    touched = _touched(path)  # its age would mean nothing here: the clocks of two machines may differ
     say(f"{out}: waiting {1.2 * _HEARTBEAT:.0f} s for a heartbeat from {former}")
     deadline = time.monotonic() + 1.2 * _HEARTBEAT
     while time.monotonic() < deadline:
         time.sleep(min(1.0, _HEARTBEAT / 10))
-        if path.stat().st_mtime_ns != touched:
+        if _touched(path) != touched:
             raise _in_use(out, former)
     return True
+
+
+def _touched(path: Path) -> int:
+    """Return when a file was last touched, 0 if it is gone; a network disk looks anew only when it is opened."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        return os.fstat(file.fileno()).st_mtime_ns
+    return 0
 
 
 def _in_use(out: Path, holder: _Holder | None) -> FolderInUseError:

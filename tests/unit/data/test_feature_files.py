@@ -1,5 +1,7 @@
 import dataclasses
 import json
+import os
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -147,6 +149,14 @@ def test_finished_features_are_replaced_whole(folder):
     plan = dataclasses.replace(PLAN, model="newer")
     write(folder, [0, 1, 2, 3], plan=plan).finish()
     assert FeatureFile.open(folder, plan).manifest["model"] == "newer"
+
+
+def test_an_error_of_the_disk_names_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=OSError(28, "No space left on device")), raising=False)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        FeatureWriter(tmp_path / "features", PLAN)
+    assert caught.value.filename == str(tmp_path / "features.building" / "features.bin")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_disk_without_room_for_all_is_told_before_anything_is_written(tmp_path):

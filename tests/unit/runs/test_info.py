@@ -30,6 +30,7 @@ def test_checkpoints_are_named_with_their_phase_or_seed(tmp_path):
     (tmp_path / "recipe.toml").write_text('kind = "finetune"\n')
     for place in ("checkpoints/phase-1", "restarts/seed-3/checkpoints"):
         (tmp_path / place / "step-00000004").mkdir(parents=True)
+        (tmp_path / place / "step-00000008.tmp-123").mkdir()
     assert describe_folder(tmp_path)["checkpoints"] == ["phase-1/step-00000004", "seed-3/step-00000004"]
 
 

@@ -121,6 +121,13 @@ def test_the_time_left_is_said_once_after_the_first_seconds(monkeypatch):
     assert said == ["step 104: 0.5 steps per second, about 30 minutes for the 896 left"]
 
 
+def test_steps_that_are_repeated_after_a_rewind_count(monkeypatch):
+    clock = iter([10.0, 11.0, 14.0, 16.0, 18.0])
+    monkeypatch.setattr(start_summary, "time", SimpleNamespace(monotonic=lambda: next(clock)))  # not other threads'
+    said = said_after((101, 102, 101, 102, 103), TrainingSection(steps=1000))
+    assert said == ["step 102: 0.5 steps per second, about 30 minutes for the 898 left"]
+
+
 def test_where_the_clock_decides_the_steps_and_epochs_are_said_after_the_first_seconds(monkeypatch):
     clock = iter([10.0, 11.0, 14.0, 16.0])
     monkeypatch.setattr(start_summary, "time", SimpleNamespace(monotonic=lambda: next(clock)))  # not other threads'

@@ -16,7 +16,7 @@ from maskloom.cli import main
 from maskloom.data.corpus import documents
 from maskloom.errors import ConfigError, DataError
 from maskloom.runs import words
-from maskloom.runs.display import SILENT
+from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.export import export
 from maskloom.runs.info import describe_folder
 from maskloom.runs.report.record import read_run
@@ -24,6 +24,7 @@ from maskloom.runs.rerun import rerun
 from maskloom.runs.words import evaluate_words, neighbours, open_vectors, plot_words, train_words
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.events import read_events
+from maskloom.training.faults.interruption import Interrupted
 from maskloom.words import training
 from maskloom.words.settings import WordsRecipe
 from tools.faults.fault_rules import arm
@@ -78,6 +79,21 @@ def test_a_run_writes_both_matrices_its_vocabulary_and_its_log(text: Path, tmp_p
         read_run(tmp_path / "out", "out")
 
 
+class _Begun(Progress):
+    """Notes how much of each stage was done when it began."""
+
+    def __init__(self) -> None:
+        self.done = dict[str, int]()
+
+    def begin(self, what: str, total: int, done: int = 0) -> None:
+        self.done[what] = done
+
+
+def _blocks_saved(out: Path) -> int:
+    state = out / "checkpoint" / "state.json"
+    return json.loads(state.read_text())["blocks_done"] if state.exists() else 0
+
+
 @pytest.mark.parametrize("place", ["words.prepared", "words.trained", "words.finish", "words.tidy", "files.rename"])
 def test_a_run_that_failed_anywhere_gives_the_same_files(
     place: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -92,7 +108,11 @@ def test_a_run_that_failed_anywhere_gives_the_same_files(
         finally:
             arm()
         is_started = (tmp_path / f"cut-{number}" / "recipe.toml").exists()
-        train_words(text, RECIPE, out=tmp_path / f"cut-{number}", resume=is_started)
+        saved, progress = _blocks_saved(tmp_path / f"cut-{number}"), _Begun()
+        train_words(text, RECIPE, out=tmp_path / f"cut-{number}", resume=is_started, progress=progress)
+        assert saved or place in ("words.prepared", "files.rename")
+        assert progress.done.get("training word vectors") == (None if place == "words.tidy" else saved)
+        assert place == "files.rename" or ("reading text" in progress.done) == (place == "words.prepared")
         losses = [
             json.loads((tmp_path / name / "metrics.json").read_text())["loss"] for name in ("whole", f"cut-{number}")
         ]
@@ -139,19 +159,23 @@ main()
 def test_a_killed_run_goes_on_from_its_last_save(
     flags: tuple[str, ...], is_exact: bool, text: Path, tmp_path: Path
 ) -> None:
-    def trained(out: str, *more: str, fault: str = "") -> int:
+    def trained(out: str, *more: str, fault: str = "") -> tuple[int, str]:
         command = [sys.executable, "-c", KILLED, "words", "train", str(text), "--out", str(tmp_path / out)]
         command += ["--size", "6", "--epochs", "4", "--min-count", "1", *flags, *more]
-        return subprocess.run(
-            command, capture_output=True, check=False, env=environment(MASKLOOM_FAULTS=fault)
-        ).returncode
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=environment(MASKLOOM_FAULTS=fault)
+        )
+        return done.returncode, done.stderr
 
-    assert trained("out", fault="kill@words.save#2") == -signal.SIGKILL
-    assert json.loads((tmp_path / "out" / "checkpoint" / "state.json").read_text())["blocks_done"] > 0
-    assert trained("out", "--resume") == 0
+    assert trained("out", fault="kill@words.save#2")[0] == -signal.SIGKILL
+    saved = _blocks_saved(tmp_path / "out")
+    assert saved > 0
+    code, said = trained("out", "--resume")
+    assert code == 0, said
+    assert f"training word vectors: continuing at {saved} of " in said
     assert open_vectors(tmp_path / "out").matrix.shape[1] == 6
     if is_exact:
-        assert trained("whole") == 0
+        assert trained("whole")[0] == 0
         assert (tmp_path / "whole" / "vectors.bin").read_bytes() == (tmp_path / "out" / "vectors.bin").read_bytes()
 
 
@@ -188,6 +212,31 @@ def test_a_run_that_is_asked_to_stop_saves_and_ends_with_75(text: Path, tmp_path
     assert 1000 < train_words(text, RECIPE, out=tmp_path / "out", resume=True)["seconds"] < 1100
     assert (tmp_path / "whole" / "vectors.bin").read_bytes() == (tmp_path / "out" / "vectors.bin").read_bytes()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_run_that_is_asked_to_stop_in_its_last_round_saves_that_round(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_words(text, RECIPE, out=tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        rounds = training.WordTraining.rounds
+
+        def stopping(self: training.WordTraining) -> Iterator[None]:
+            for _ in rounds(self):
+                if self.blocks_done == self.num_blocks:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                yield
+
+        patch.setattr(training.WordTraining, "rounds", stopping)
+        with pytest.raises(Interrupted):
+            train_words(text, RECIPE, out=tmp_path / "out")
+    saved, progress = _blocks_saved(tmp_path / "out"), _Begun()
+    assert saved > 1
+    train_words(text, RECIPE, out=tmp_path / "out", resume=True, progress=progress)
+    assert progress.done == {"training word vectors": saved}
+    assert (tmp_path / "whole" / "vectors.bin").read_bytes() == (tmp_path / "out" / "vectors.bin").read_bytes()
+    loss = [json.loads((tmp_path / name / "metrics.json").read_text())["loss"] for name in ("whole", "out")]
+    assert loss[0] == loss[1]
 
 
 def test_phrases_forms_and_losses_reach_the_files(text: Path, tmp_path: Path) -> None:

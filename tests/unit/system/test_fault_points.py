@@ -38,6 +38,15 @@ def test_a_plus_makes_the_trouble_stay():
     fault_point("checkpoints.manifest")
 
 
+def test_passes_count_after_the_place_that_comes_first():
+    arm("exception@training.*>files.write#2")
+    for name in ("files.write", "files.write", "training.step", "files.write", "files.sync"):
+        fault_point(name)
+    with pytest.raises(RuntimeError, match=r"fault point files\.write"):
+        fault_point("files.write")
+    fault_point("files.write")
+
+
 def test_the_log_holds_every_pass_in_order(tmp_path):
     arm(log=str(tmp_path / "log"))
     for name in ("a.b", "c", "a.b"):

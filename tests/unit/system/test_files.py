@@ -46,6 +46,15 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch: 
     assert [p.name for p in tmp_path.iterdir()] == ["a.bin"]
 
 
+def test_an_error_names_the_file_and_not_its_temporary_one(tmp_path) -> None:
+    (tmp_path / "folder").mkdir()
+    for path, error in ((tmp_path / "none" / "a", FileNotFoundError), (tmp_path / "folder", IsADirectoryError)):
+        with pytest.raises(error) as caught, replacing(path):
+            pass
+        assert caught.value.filename == str(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+
+
 def test_what_a_killed_write_left_goes_with_the_next_write(tmp_path) -> None:
     path, other = tmp_path / "a[1].txt", tmp_path / "other.txt"
     code = "from maskloom.system.files import write_text"

@@ -132,16 +132,27 @@ def _disable_flock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", flock)
 
 
-def test_a_holder_on_another_machine_that_gives_signs_keeps_its_lock(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("clock", [0, -3600, 3600])
+def test_a_holder_on_another_machine_that_gives_signs_keeps_its_lock(tmp_path, monkeypatch, clock: int) -> None:
     monkeypatch.setattr(module, "_HEARTBEAT", 30.0)
-    folder = tmp_path / "run"
+    folder, now = tmp_path / "run", time.time() + clock  # by the other machine's clock
     _lock_of(folder, host="elsewhere", pid=77)
-    monkeypatch.setattr(module.time, "sleep", lambda _: os.utime(folder / LOCK))  # the heartbeat every 30 seconds
+    os.utime(folder / LOCK, (now, now))
+    heartbeat = (now + 30, now + 30)
+    monkeypatch.setattr(module.time, "sleep", lambda _: os.utime(folder / LOCK, heartbeat))
     started = time.monotonic()
     with pytest.raises(FolderInUseError, match="PID 77 on elsewhere"), folder_lock(folder):
         pass
     assert time.monotonic() - started < 20
     assert json.loads((folder / LOCK).read_text())["pid"] == 77
+
+
+def test_a_holder_on_another_machine_that_ends_meanwhile_is_named(tmp_path, monkeypatch) -> None:
+    folder = tmp_path / "run"
+    _lock_of(folder, host="elsewhere", pid=77)
+    monkeypatch.setattr(module.time, "sleep", lambda _: (folder / LOCK).unlink(missing_ok=True))
+    with pytest.raises(FolderInUseError, match="PID 77 on elsewhere"), folder_lock(folder):
+        pass
 
 
 def test_the_holder_gives_signs(tmp_path, monkeypatch) -> None:
