@@ -127,7 +127,8 @@ def page(results: dict[str, Any]) -> str:
     as_many = (
         "*Rows of 128*, *short rows first* (nine tenths of the tokens in rows of 64, then rows of 128) and *growing "
         "batches* (16, 32, then 64 rows) see as many tokens. Each phase of the latter two has its own schedule and "
-        "optimiser state. "
+        "optimiser state, and reads the text from its start: the three phases of *growing batches* read the same "
+        "32,000 rows with the same masks, a third of the text that the others read. "
     )
     as_many = as_many if "growing batches" in found else ""
     lines = [
