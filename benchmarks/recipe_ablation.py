@@ -132,9 +132,12 @@ def page(results: dict[str, Any]) -> str:
         "batches* (16, 32, then 64 rows) see as many tokens. Each phase of the latter two has its own schedule and "
         "optimiser state. "
     )
-    as_many = as_many if "growing batches" in found else ""
-    limits = ""
+    as_many, limits = as_many if "growing batches" in found else "", ""
     if of_seed_0(results):
+        as_many += (
+            "The three phases of *growing batches* read the same 32,000 rows with the same masks, a third of the text "
+            "that the others read. "
+        )
         limits += "That text is held out by seed 0; runs with other seeds read about a quarter of it in training. "
     if "plain" in found:
         limits += (

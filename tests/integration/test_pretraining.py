@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from maskloom.data.corpus.opening import Corpus, split_documents
+from maskloom.data.loader import Loader
 from tools.checking import verify_checkpoint
 from tools.soak.processes import ForkServer
 from tools.soak.subjects import run_whole
@@ -230,6 +231,34 @@ def test_two_phases_carry_the_weights_over(run, corpus: Path, tmp_path: Path, mo
     assert (out / "model" / "config.json").exists()
     # a phase that has finished is neither counted, evaluated nor logged again
     assert [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()] == events
+
+
+def test_a_phase_of_the_same_length_reads_on_also_in_a_resumed_run(
+    run, corpus: Path, tmp_path: Path, monkeypatch
+) -> None:
+    """Regression: each phase of growing batches read the same sequences with the same masks."""
+    out, read, next_batch = tmp_path / "run", {}, Loader.next_batch
+
+    def watched(self, position):
+        batch, after = next_batch(self, position)
+        read.setdefault(self, []).append((position, after))
+        return batch, after
+
+    monkeypatch.setattr(Loader, "next_batch", watched)
+    lengths = ((16, 3, 4), (16, 2, 8), (32, 1, 2))
+    phases = ", ".join(f"{{max_length={length}, steps={steps}, batch_size={rows}}}" for length, steps, rows in lengths)
+    run("pretrain", "--corpus", corpus, "--out", out, "--size", "tiny", *TINY, "--set", f"phases=[{phases}]")
+    first, second, third = read.values()
+    (_, end), (begin, _) = first[2], second[0]  # more batches may have been made ahead
+    assert first[0][0] == third[0][0] == {}
+    assert begin == end != {}
+    read.clear()
+    for folder in ("model", "checkpoints/phase-2", "checkpoints/phase-3"):
+        shutil.rmtree(out / folder)
+    (out / "metrics.json").unlink()
+    run("pretrain", "--out", out, "--resume")
+    again = list(read.values())
+    assert [calls[0][0] for calls in again] == [end, {}]
 
 
 @pytest.mark.parametrize(

@@ -278,6 +278,8 @@ def test_the_commands(run: Callable[..., str], texts: Path, tmp_path: Path) -> N
     assert report["num_distinct_words"] - report["num_pruned_distinct_words"] == 39
     seen = json.loads(run("vocab", "inspect", tmp_path / "out", texts / "a.txt", "--json").splitlines()[0])
     assert (seen["size"], seen["lowercase"], seen["coverage"]["unknown_rate"]) == (150, False, 0)
+    limited = run("vocab", "train", texts, "--size", 150, "--out", tmp_path / "few", "--alphabet-limit", 20, "--json")
+    assert json.loads(limited.splitlines()[0])["alphabet_size"] == 20
     (texts / "bad.txt").write_bytes(b"a\n\xff")
     failed = run("vocab", "train", texts, "--size", 170, "--out", tmp_path / "new", code=3)
     assert "bad.txt, document at line 1: byte 3 (0xff) is not UTF-8" in failed

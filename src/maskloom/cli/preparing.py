@@ -66,6 +66,9 @@ def vocab_train(
             help="Distinct words in memory, about 150 bytes each; beyond that, the rarest are dropped and counted.",
         ),
     ] = 2_000_000,
+    alphabet_limit: Annotated[
+        int, typer.Option(min=1, help="Distinct characters of wordpiece or bpe; words with rarer ones are unknown.")
+    ] = 1000,
     sentinels: Annotated[
         int, typer.Option(min=0, help="Sentinel pieces for missing spans, for objective = span_corruption; T5 has 100.")
     ] = 0,
@@ -77,8 +80,9 @@ def vocab_train(
     from maskloom.runs.corpus import train_vocabulary_from_files
     from maskloom.text.vocabulary_training import VocabularySettings
 
-    lowercase, more = not cased and model != "byte-bpe", {"max_distinct_words": max_distinct_words}
-    settings = VocabularySettings(size, lowercase, score, min_frequency, model=model, sentinels=sentinels, **more)
+    limits = {"alphabet_limit": alphabet_limit, "max_distinct_words": max_distinct_words, "sentinels": sentinels}
+    lowercase = not cased and model != "byte-bpe"
+    settings = VocabularySettings(size, lowercase, score, min_frequency, model=model, **limits)
     how = {"on_bad_text": on_bad_text, "work": work, "progress": stage_callback(terminal_progress())}
     show(train_vocabulary_from_files(texts, settings=settings, out=out, **how), as_json, lines=_vocabulary_lines)
 

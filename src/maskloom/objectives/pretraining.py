@@ -138,7 +138,7 @@ PRETRAINING = Rows(
             "lm",
             NextTokens,
             contiguous,
-            **_LEFT_TO_RIGHT,
+            **{**_LEFT_TO_RIGHT, "reference": partial(TokenFrequencies, tells_text=True, is_running=True)},
             has_state=True,
             objective=_loss("masked_lm", "CarriedLanguageModeling"),
         ),

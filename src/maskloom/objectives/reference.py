@@ -19,17 +19,20 @@ class TokenFrequencies:
     """Predicts tokens by their frequencies in the training documents, and pairs by the most common answer.
 
     As in an objective's evaluation, sums are added over batches and then turned into metrics; a subclass may compute
-    others. With `tells_text` every token of a text is predicted: the loss is also reported in bits per character, and
-    running text counts the end marks of documents.
+    others. With `tells_text` every token of a text is predicted: the loss is also reported in bits per character. In
+    running text (with `is_running`, or if the tokenizer has no segments) so are the marks of documents.
     """
 
-    def __init__(self, part: str, corpus: Corpus, documents: np.ndarray, *, tells_text: bool = False) -> None:
+    def __init__(
+        self, part: str, corpus: Corpus, documents: np.ndarray, *, tells_text: bool = False, is_running: bool = False
+    ) -> None:
         """Count the tokens of `documents`; `part` names the loss."""
         self._part, self._tells_text = part, tells_text
         self._num_characters = corpus.vocabulary.num_characters
         counts = np.ones(len(corpus.vocabulary))
-        if tells_text and not corpus.tokenizer.has_segments:
-            counts[[*corpus.tokenizer.running_text.end]] += len(documents)
+        if is_running or (tells_text and not corpus.tokenizer.has_segments):
+            marks = corpus.tokenizer.running_text
+            counts[[*marks.begin, *marks.end]] += len(documents)
         starts = corpus.sentence_offsets[corpus.document_offsets]
         is_counted = np.zeros(corpus.num_documents, dtype=bool)
         is_counted[documents] = True

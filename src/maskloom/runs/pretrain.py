@@ -7,7 +7,7 @@ import shlex
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -146,9 +146,11 @@ def _pretrain(
     if init is not None:
         progress.say(f"before step 1: {describe_metrics(before)}")
     metrics: dict[str, Any] = {}
+    position: dict[str, int] = {}
     for number, plan in enumerate(plans):
         is_newest = not any((out / "checkpoints" / later.name).exists() for later in plans[number + 1 :])
-        metrics = run.train_phase(plan, verify=verify and is_newest)
+        reads_on = number > 0 and not row.has_state and dict(plans[number - 1].data) == dict(plan.data)
+        metrics, position = run.train_phase(plan, position if reads_on else {}, verify=verify and is_newest)
     metrics |= {"before": before} if before else {}
     whole = ranks.whole(model)
     if ranks.is_first:
@@ -285,11 +287,16 @@ class _Run:
                 sums[name] += value
             yield batch
 
-    def train_phase(self, plan: PhasePlan, *, verify: bool) -> dict[str, Any]:
-        """Train one phase from the previous phase's weights with a fresh optimiser; return held-out metrics."""
+    def train_phase(
+        self, plan: PhasePlan, position: dict[str, int], *, verify: bool
+    ) -> tuple[dict[str, Any], dict[str, int]]:
+        """Train one phase from the previous phase's weights with a fresh optimiser, reading from a position.
+
+        Return metrics on held-out text, and the position at the end.
+        """
         settings, progress, ranks = plan.training, self.progress, self.ranks
         loader = self.loader(self.train, plan, settings.batch_size, rows=ranks.rows(settings))
-        state = TrainState.fresh(self.model, settings)
+        state = replace(TrainState.fresh(self.model, settings), position=position)
         with open_run_log(self.out / "events.jsonl", is_first=ranks.is_first, log_to=settings.log_to) as log:
             session = TrainingSession(
                 state=state,
@@ -312,7 +319,7 @@ class _Run:
             start = session.resume()
             finished = _logged(self.out, "finished", plan.name, start) if ranks.is_first else None
             if session.is_over() and ranks.any_(finished is not None):
-                return finished or {}
+                return finished or {}, state.position
             is_told = start == 0 or settings.minutes is not None  # an account may take minutes
             account = loader.account() if is_told and ranks.is_first else None
             session.on_step = step_display(progress, settings, _figures, account and account.num_instances)
@@ -328,7 +335,7 @@ class _Run:
             metrics = self.held_out_metrics(plan, ranks.whole(self.model))
             seconds = time.perf_counter() - started
             log.write("finished", stage=plan.name, step=state.step, seconds=seconds, metrics=metrics)
-        return metrics
+        return metrics, state.position
 
     def write_results(
         self, whole: EncoderWithHeads, last: PhasePlan, init: Path | None, metrics: dict[str, Any]

@@ -125,7 +125,9 @@ class Tokenizer(ABC):
         folder, library, special = Path(folder), self._build_library(), self.vocabulary.special
         folder.mkdir(parents=True, exist_ok=True)
         rules, own = self._save_vocabulary(folder, library)
-        library.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special.tokens])
+        spaced = self._spaced_mask
+        added = [AddedToken(name, special=True, normalized=False, lstrip=name == spaced) for name in special.tokens]
+        library.add_special_tokens(added)
         named = {name: token for name, token in zip(ROLES, astuple(special), strict=True) if token is not None}
         if num_segments < 2:
             own["model_input_names"] = ["input_ids", "attention_mask"]
@@ -308,6 +310,11 @@ class Tokenizer(ABC):
         """Whether the ids of a text are the concatenated ids of its words."""
         return True
 
+    @property
+    def _spaced_mask(self) -> str | None:
+        """The mask token if, like the piece that it replaces, it includes the white space before it in a text."""
+        return None if self.cuts_at_white_space else self.vocabulary.special.mask
+
     @cached_property
     def _special_token(self) -> re.Pattern[str]:
         return re.compile("|".join(map(re.escape, self.vocabulary.special.tokens)) or "(?!)")
@@ -331,8 +338,10 @@ class Tokenizer(ABC):
         """Split a text at special tokens; each of them counts as a word."""
         pieces, num_words, position = Pieces([], [], []), 0, 0
         for match in [*self._special_token.finditer(text), None]:
-            part = self._plain_pieces([text[position : match.start() if match else len(text)]])[0]
-            num_words = pieces.extend(part, position, num_words)
+            plain = text[position : match.start() if match else len(text)]
+            if match and match.group() == self._spaced_mask:
+                plain = plain.rstrip()
+            num_words = pieces.extend(self._plain_pieces([plain])[0], position, num_words)
             if match:
                 mark = Pieces([self.vocabulary.ids[match.group()]], [0], [(0, len(match.group()))])
                 num_words, position = pieces.extend(mark, match.start(), num_words), match.end()

@@ -38,6 +38,8 @@ _CLASSES = (
     *("OpenAIGPTTokenizer", "GPT2Tokenizer", "BartTokenizer", "RobertaTokenizer"),
     *("PreTrainedTokenizer", "TokenizersBackend"),
 )
+# classes with a vocab.txt like BERT's that find words with a dictionary
+_OTHER_WORDS = ("BertJapaneseTokenizer", "RoFormerTokenizer")
 # what a WordPiece of older files, which do not name their type, has, and a list of whole words has not
 _OF_WORDPIECE = ("continuing_subword_prefix", "max_input_chars_per_word")
 # settings of the library's model that affect ids, and their accepted values in both layouts
@@ -112,6 +114,8 @@ def refuse_foreign_rules(folder: Path, lowercase: Any, rules: dict[str, Any]) ->
     """Raise DataError if a normalizer or a configuration asks for word rules other than BERT's."""
     if not isinstance(lowercase, bool):
         raise DataError(f"{folder}: do_lower_case is {lowercase!r:.80}; it must be true or false")
+    if (named := str(rules.get("tokenizer_class")).removesuffix("Fast")) in _OTHER_WORDS:
+        raise DataError(f"{folder}: tokenizer_class is {named!r}, which finds words by other rules than BERT's")
     if rules.get("type", "BertNormalizer") != "BertNormalizer":
         raise DataError(f"{folder}: the normalizer of tokenizer.json is {rules['type']!r}; BERT's is 'BertNormalizer'")
     if rules.get("strip_accents") not in (None, lowercase):

@@ -54,6 +54,8 @@ BART_TOKENS = SpecialTokens("<pad>", None, "<s>", "</s>", "<mask>", begin="<s>",
 END_OF_WORD = "</w>"
 # The space before a word, as GPT-2 and SentencePiece write it in a piece.
 _SPACES = ("Ġ", "▁")
+# The bytes that continue a character, 0x80 to 0xBF, as GPT-2 writes them.
+_INSIDE = re.compile("[\u00a1-\u00ac\u00ae-\u00bf\u0122-\u0143]")
 
 
 def sentinel(number: int) -> str:
@@ -145,11 +147,15 @@ class Vocabulary:
 
     @cached_property
     def num_characters(self) -> np.ndarray:
-        """Characters (or bytes) of each token, (tokens,), including the space next to a word; 0 for special tokens."""
-        sizes = []
+        """Characters of each token, (tokens,), including the space next to a word; 0 for special tokens.
+
+        Of the bytes of a character, the first one counts.
+        """
+        sizes, is_bytes = [], not (self.prefix or self.suffix or _SPACES[1] in self)
         for token, is_first in zip(self.tokens, ~self.is_continuation, strict=True):
             has_blank = token.endswith(self.suffix) if self.suffix else self.prefix and is_first
             piece = token.removesuffix(self.suffix) if is_first else token[len(self.prefix) :]
+            piece = _INSIDE.sub("", piece) if is_bytes else piece
             sizes.append(0 if token in self.special.tokens else len(piece) + bool(has_blank))
         return np.array(sizes, dtype=np.int64)
 

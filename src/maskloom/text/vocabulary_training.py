@@ -74,6 +74,8 @@ class VocabularySettings:
             raise ConfigError("model = 'words' has neither merges nor sentinels; leave --score and --sentinels out")
         if self.model == "byte-bpe" and self.lowercase:
             raise ConfigError("lowercase = True: byte-level pieces keep the case of the text, as in GPT-2 and BART")
+        if self.model in ("byte-bpe", "words") and self.alphabet_limit != VocabularySettings.alphabet_limit:
+            raise ConfigError(f"model = {self.model!r} does not limit its characters; leave --alphabet-limit out")
         lowest = {"size": len(self.specials) + len(self.last) + 1, "min_frequency": 1, "alphabet_limit": 1}
         lowest |= {"max_distinct_words": 1, "sentinels": 0}
         for name, least in lowest.items():

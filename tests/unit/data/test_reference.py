@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from maskloom.data.settings import PretrainingData
 from maskloom.objectives import reference
+from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.objectives.reference import TokenFrequencies
 
 
@@ -21,3 +23,18 @@ def test_the_tokens_of_documents_are_counted_in_few_reads(random_corpus, monkeyp
     found = TokenFrequencies("mlm", corpus, documents)
     assert np.array_equal(found._log_frequencies, np.log(counts / counts.sum()))
     assert len(reads) <= -(-corpus.num_tokens // chunk)
+
+
+@pytest.mark.parametrize("objective", ["causal_lm", "carried_lm"])
+def test_the_frequencies_are_those_of_the_targets(random_corpus, objective: str) -> None:
+    """Running text has the marks of its documents among them; nothing precedes the first one, which is no target."""
+    corpus, row = random_corpus(40, most_sentences=2, most_tokens=5), PRETRAINING[objective]
+    data = PretrainingData(max_length=16, next_sentence=False)
+    batches = row.loader(corpus, None, data, batch_size=4, seed=1).epoch_batches(0)
+    labels = np.concatenate([batch.mlm_labels for batch in batches])
+    counts = 1 + np.bincount(labels, minlength=len(corpus.vocabulary))
+    counts[corpus.vocabulary.cls_id] += objective == "carried_lm"
+    assert row.reference is not None
+    found = row.reference(row.part, corpus, np.arange(40))
+    np.testing.assert_allclose(found._log_frequencies, np.log(counts / counts.sum()), rtol=1e-12)
+    assert (counts[corpus.vocabulary.sep_id] > 1) == (objective == "carried_lm")

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Library
 from tokenizers.pre_tokenizers import ByteLevel
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
 from maskloom.text.tokenizer import Tokenizer
-from maskloom.text.vocabulary import GPT_TOKENS, SpecialTokens, Vocabulary
+from maskloom.text.vocabulary import BART_TOKENS, GPT_TOKENS, SpecialTokens, Vocabulary
 
 MERGES = (("l", "o"), ("lo", "w</w>"), ("lo", "w"), ("e", "r</w>"))
 LETTERS = ["l", "o", "w", "e", "r", "w</w>", "r</w>", "o</w>", "e</w>", "l</w>", ".</w>"]
@@ -81,6 +82,17 @@ def test_a_folder_of_bytes_keeps_white_space_and_case(tmp_path: Path) -> None:
     write(tmp_path, "tokenizer_config.json", {"add_prefix_space": True, "model_max_length": 1024})
     opened = Tokenizer.load(tmp_path)
     assert (opened.tokens("the"), opened.max_length) == (["Ġthe"], 1024)
+
+
+def test_a_mask_includes_the_space_before_it_as_the_masked_piece_did(tmp_path: Path) -> None:
+    """A piece of a lone space before it never occurs in pre-training."""
+    vocabulary = Vocabulary([*BART_TOKENS.tokens, *GPT2_TOKENS[:-1]], BART_TOKENS, prefix="")
+    tokenizer = BytePairTokenizer(vocabulary, GPT2_MERGES, lowercase=False)
+    encoding = tokenizer.encode("the \t<mask> the", parse_special_tokens=True)
+    assert [vocabulary.tokens[index] for index in encoding.ids] == ["<s>", "t", "h", "e", "<mask>", "Ġthe", "</s>"]
+    assert encoding.offsets[4] == (5, 11)
+    tokenizer.save(tmp_path)
+    assert Library.from_file(str(tmp_path / "tokenizer.json")).encode("the \t<mask> the").ids == encoding.ids[1:-1]
 
 
 def test_limits_and_case_come_from_the_files(tmp_path: Path) -> None:

@@ -186,6 +186,12 @@ def test_pieces_of_bytes_are_the_same_in_any_order_and_number_of_processes(tmp_p
         ),
         (TEXTS, {"model": "byte-bpe"}, ConfigError, "lowercase = True: byte-level pieces keep the case of the text"),
         (TEXTS, {"model": "byte-bpe", "lowercase": False}, ConfigError, "5 special tokens and 256 symbols .* need 261"),
+        (
+            TEXTS,
+            {"model": "byte-bpe", "lowercase": False, "alphabet_limit": 99},
+            ConfigError,
+            "model = 'byte-bpe' does not limit its characters; leave --alphabet-limit out",
+        ),
         ([""], {}, DataError, "no words in 1 text;"),
     ],
 )

@@ -48,6 +48,20 @@ def test_pieces_show_where_words_begin(vocabulary: Vocabulary, text: str, words:
     assert "".join(map(vocabulary.bare, vocabulary.tokens[:2])) == bare
 
 
+@pytest.mark.parametrize(
+    ("vocabulary", "numbers"),
+    [
+        (Vocabulary(["ab", "##b", "##", *SPECIAL_TOKENS]), [3, 1, 3, 0, 0, 0, 0, 0]),
+        (Vocabulary(["a", "b</w>", "<e>"], _END, prefix="", suffix="</w>"), [1, 2, 0]),
+        (Vocabulary(["Ġa", "ĠÃ©", "æĿ", "±", "<e>"], _END, prefix=""), [2, 2, 1, 0, 0]),  # é, and 東 in two pieces
+        (Vocabulary(["▁£", "▁", "<e>"], _END, prefix=""), [2, 1, 0]),
+    ],
+    ids=["prefix", "suffix", "byte-level", "unigram"],
+)
+def test_the_characters_of_pieces_are_those_of_the_text(vocabulary: Vocabulary, numbers: list[int]) -> None:
+    assert vocabulary.num_characters.tolist() == numbers
+
+
 def test_it_is_immutable_equal_by_value_and_can_be_sent_to_another_process() -> None:
     vocabulary = Vocabulary(TOKENS)
     with pytest.raises(AttributeError):

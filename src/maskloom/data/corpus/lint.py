@@ -141,7 +141,7 @@ def _tokens(corpus: Corpus) -> Iterator[Finding]:
             "error" if rate >= _UNKNOWN_ERROR else "warning",
             "unknown_tokens",
             f"{rate:.1%} of the tokens are {unknown}, above {_UNKNOWN_WARNING:.0%}: the vocabulary does not cover this "
-            "text; train the vocabulary on the same text, or with a larger --size",
+            "text; train the vocabulary on the same text, or with a larger --size or --alphabet-limit",
         )
     # words of a foreign script become single letters if the vocabulary has them, else [UNK]
     letters = np.array([_is_letter(vocabulary.bare(token)) for token in vocabulary.tokens])

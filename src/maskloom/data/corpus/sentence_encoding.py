@@ -52,8 +52,9 @@ class SentenceEncoder:
     """Encodes documents; caches the ids of words, because a few thousand words make up most of a text.
 
     "split" finds sentences by the rules of a language, "lines" treats each line as one; the ids are those that
-    `Tokenizer.token_ids` returns for each. If pieces include the blank before a word, every sentence of a document but
-    the first begins with one. Differs from the published code of BART, which encodes lines without such a blank.
+    `Tokenizer.token_ids` returns for each. If pieces include the blank before a word, all white space counts as one
+    blank, and every sentence of a document but the first begins with one. Differs from the published code of BART,
+    which encodes lines without such a blank.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, sentences: SentenceRule, language: str = "en") -> None:
