@@ -217,15 +217,15 @@ def report(result: dict[str, Any]) -> str:
         "",
         f"- Machine: {result['machine']}; {result['versions']}. Load before the start, from other programs: "
         f"{result['load']:.1f}.",
-        f"- Text: {result['text']}; one sentence a line. Smaller texts are made of the same kinds in the same "
+        f"- Text: {result['text']}; one sentence per line. Smaller texts are made of the same kinds in the same "
         "proportions. "
-        "Uncased vocabulary of 30,522; ours and Google's ids are equal (checked on the first "
-        f"{CHECKED_BYTES / 1e6:.1f} MB), and ours are the same files in every run.",
+        "Uncased vocabulary of 30,522; our ids equal Google's (checked on the first "
+        f"{CHECKED_BYTES / 1e6:.1f} MB), and our files are the same in every run.",
         f"- Seconds are medians of {order_said(result['rounds'])} Each run is a process of its own, timed after its "
-        "imports; processor seconds are those of all processes together. With 2 processes ours has one more that "
-        "reads for both. Memory is the highest sum of all processes; pages that they share count for each.",
-        "- Google's generator makes each instance once (dupe_factor 1), its kindest setting, and writes no files. With "
-        f"its default of {DUPLICATES} copies it takes {result['duplicates']:.1f} times as long. Its time includes "
+        "imports; processor seconds are those of all processes together. With 2 processes, maskloom has a third that "
+        "reads for both. Memory is the largest sum over all processes; shared pages count for each.",
+        "- Google's generator creates each instance once (dupe_factor 1), its fastest setting, and writes no files. "
+        f"With its default of {DUPLICATES} copies it takes {result['duplicates']:.1f} times as long. Its time includes "
         "drawing sentence pairs and masks; ours only where the table says 'drawing too'.",
         "- The datasets.map route is that of transformers' run_mlm.py: tokenise, with one thread per process, and join "
         "into rows of 128 (no sentence pairs); 'drawing too' adds one epoch through its masking collator, and to ours "
@@ -256,7 +256,7 @@ def tables(result: dict[str, Any]) -> list[str]:
         "",
         "## Seconds and memory",
         "",
-        "| side | MB | processes | seconds | processor seconds | tokens a second | peak MiB |",
+        "| side | MB | processes | seconds | processor seconds | tokens per second | peak MiB |",
         "|---|---|---|---|---|---|---|",
     ]
     lines += [
@@ -269,7 +269,7 @@ def tables(result: dict[str, Any]) -> list[str]:
         "",
         f"## Growth of ours from {SMALL} to {LARGE} MB",
         "",
-        f"Time must grow 10 times at most; for the memory's target it must also stay below {MOST_MEBIBYTES} MiB.",
+        f"Time must grow 10 times at most; to reach its target, memory must also stay below {MOST_MEBIBYTES} MiB.",
         "",
         "| processes | seconds, reached | processor seconds | memory, reached | MiB at the end |",
         "|---|---|---|---|---|",

@@ -155,10 +155,10 @@ def _rate(place: Path, folder: Path, side: str, job: str) -> float:
 def page(figures: dict[str, Any]) -> str:
     """Return the page as Markdown."""
     lines = [
-        "# BERT beside an earlier commit",
+        "# BERT compared with an earlier commit",
         "",
-        f"{order_said(figures['rounds'])} Medians of tokens a second (embedding: of texts); ratio of now to before, "
-        f"with the range of the rounds. A rate of training is that of {figures['steps']}. Before: commit "
+        f"{order_said(figures['rounds'])} Medians of tokens (embedding: texts) per second; ratio of now to before, "
+        f"with the range of the rounds. A training rate is that of {figures['steps']}. Before: commit "
         f"{figures['before']}, the last with BERT alone. Text: {figures['text']}; rows of 128 ({_ROWS['tiny']} at "
         f"tiny, {_ROWS['base']} at base), a vocabulary of 8,000; texts of at most 400 characters.",
         "",

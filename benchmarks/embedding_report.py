@@ -51,17 +51,17 @@ def page(figures: dict[str, Any]) -> str:
         f"- Machine: {figures['processor']} ({figures['capability']}), {figures['threads']} threads; {versions}; load "
         f"before the start, from other programs: {figures['load']:.1f}.",
         "- Model: MiniLM-L6 (6 layers, 384 wide), mean of the tokens, length 1, at most 256 tokens. Text: sentences of "
-        f"English Wikipedia; rounds with sentences of their own, about "
+        f"English Wikipedia; each round has its own sentences, about "
         f"{statistics.mean(row['tokens'] for row in rounds):,.0f} tokens each; {order_said(len(rounds))} "
         "Tokenizing is part of every side's time.",
         "- Peers: sentence-transformers as shipped (it sorts by length, batches of 32, padded); onnxruntime with its "
         "default optimisations on an export by torch.onnx, batches of 32 padded, in the given order and sorted by "
-        "length; its int8 is dynamic quantisation with weights by channel.",
-        f"- Before timing, every fp32 side gave the vectors of transformers to {max(figures['vectors'].values()):.0e}.",
+        "length; its int8 is dynamic quantisation with one scale per channel of the weights.",
+        "- Before timing, every fp32 side gave transformers' vectors to within "
+        f"{max(figures['vectors'].values()):.0e}.",
         "- The fraction of GEMM peak counts the work on real tokens against a 2048-cube fp32 product in the same "
-        "round. A ratio is the median of the rounds' ratios, with its range, and what it reaches is what the lower end "
-        "reaches; by processor time it is that of all threads' "
-        "seconds.",
+        "round. A ratio is the median of the rounds' ratios, with its range; the target reached is the one that the "
+        "lower end reaches. The ratio by processor time is that of the seconds of all threads.",
         "",
         "| side | sentences' tokens/s | fraction of fp32 GEMM peak |",
         "|---|---|---|",
@@ -129,13 +129,13 @@ def _latency(latency: dict[str, list[float]]) -> list[str]:
     factor = factor_of_same_work(latency)
     lines += [
         "",
-        "The order makes no difference to one sentence, so both sides of onnxruntime fp32 do the same work; their p50 "
+        "Order makes no difference to single sentences, so both sides of onnxruntime fp32 do the same work; their p50 "
         f"differ by a factor of {factor:.2f}.",
         "",
     ]
     if factor > _LARGEST_FACTOR:
         why = f"Above {_LARGEST_FACTOR:g}, idle threads of one side took cores from the next"
-        return [*lines, f"{why}: these times are no result, and give no ratio."]
+        return [*lines, f"{why}: these times are no result, so no ratio is given."]
     for ours, peer, aim in LATENCY_AIMS:
         ratio = latency[ours][0] / latency[peer][0]
         lines.append(
@@ -170,9 +170,9 @@ def _bulk(bulk: list[dict[str, Any]]) -> list[str]:
         "",
         "## From file to file",
         "",
-        f"A process of its own; seconds include loading the model, imports are {imports}. Peak is the process's "
-        "largest resident memory; every side's has torch and maskloom imported. Ours is `maskloom embed`, which "
-        "streams; the peers hold all texts and vectors, as their interfaces have it.",
+        f"Each row is a process; seconds include loading the model, imports are {imports}. Peak is the process's "
+        "largest resident memory; every process has torch and maskloom imported. Ours is `maskloom embed`, which "
+        "streams; the peers hold all texts and vectors, as their interfaces require.",
         "",
         "| side | sentences | seconds | sentences/s | peak MiB |",
         "|---|---|---|---|---|",

@@ -113,11 +113,11 @@ def report(result: dict[str, Any]) -> str:
         "",
         f"- Machine: {result['machine']}; {result['versions']}. Load before the start, from other programs: "
         f"{result['load']:.1f}.",
-        f"- Text: {result['text']}. Uncased vocabulary of 30,522 pieces; no special tokens, nothing cut.",
-        "- Ours is the encoder of corpus building in one thread, without any known word at the start of each round; "
-        f"the peer has two threads and gets {BATCH:,} lines at a time, and its ids are read as lists. Medians of "
-        f"{order_said(result['rounds'])}",
-        f"- Both give the same ids for the first {CHECKED_LINES:,} lines, but for {result['num_different']} with "
+        f"- Text: {result['text']}. Uncased vocabulary of 30,522 pieces; no special tokens, nothing truncated.",
+        "- Ours is the encoder of corpus building in one thread, with an empty cache of words at the start of each "
+        f"round; the peer has two threads and gets {BATCH:,} lines at a time, and its ids are read as lists. Medians "
+        f"of {order_said(result['rounds'])}",
+        f"- Both give the same ids for the first {CHECKED_LINES:,} lines, except {result['num_different']} with "
         "characters that the library and Google's released rules treat differently; ours follows the latter.",
         "",
         "| side | threads | seconds | processor seconds | MB/s | peer / ours | range | by processor time "

@@ -278,7 +278,7 @@ def write_page(path: Path, results: list[dict[str, Any]], load: float) -> None:
     """Write PATH.md and PATH.json."""
     rounds = min(len(rates) for result in results for rates in result["rates"].values())
     lines = [
-        "# GPT: training and continuing",
+        "# GPT: training and generation",
         "",
         f"{order_said(rounds)} Tokens per second, median of the rounds; ratio of ours to the peer with its range.",
         "",
@@ -303,9 +303,9 @@ def write_page(path: Path, results: list[dict[str, Any]], load: float) -> None:
     ]
     differences = [result["difference"] for result in results if "difference" in result]
     if differences:
-        lines += ["", f"Losses of both sides before timing differ by at most {max(differences):.1e} nats."]
+        lines += ["", f"Before timing, the losses of both sides differ by at most {max(differences):.1e} nats."]
     if checks:
-        lines += ["", f"Tokens that both sides give alike: {'; '.join(checks)}."]
+        lines += ["", f"Generated tokens that are equal on both sides: {'; '.join(checks)}."]
     write_files(path, lines, results, load, summary_rows(results))
 
 

@@ -82,11 +82,11 @@ def page(found: dict[str, Any]) -> str:
         "",
         "bf16 is autocast on both sides. *transformers* computes its head on predicted positions only and pads rows "
         "to 128. *128*: nearly full rows; *mixed*: between 2 and 128 tokens. Real tokens per second, medians; ratios "
-        "are medians of the rounds' ratios with their range. The last column is the largest difference of our two "
-        "losses of a step, in nats.",
+        "are medians of the rounds' ratios with their range. The last column is the largest difference between our "
+        "losses in bf16 and in fp32 at the same step, in nats.",
         "",
-        f"| size | rows | {OURS} | {OURS_FP32} | {PEER} | {PEER_FP32} | bf16 / fp32, ours | both in bf16 | "
-        "both in fp32 | losses apart |",
+        f"| size | rows | {OURS} | {OURS_FP32} | {PEER} | {PEER_FP32} | bf16 / fp32, ours | "
+        "ours / peer, bf16 | ours / peer, fp32 | loss difference |",
         "|---|---|---:|---:|---:|---:|---|---|---|---:|",
     ]
     for row in found["results"]:

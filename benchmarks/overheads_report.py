@@ -101,8 +101,8 @@ def _evaluation(results: list[dict[str, Any]]) -> list[str]:
     lines = [
         "## Evaluation",
         "",
-        "`maskloom evaluate` beside transformers' `Trainer.evaluate` with its default batch of 8 and padding to the",
-        "longest of it: from model folder and file to scores, imports left out, MiniLM weights, dev sets of GLUE. The",
+        "`maskloom evaluate` compared with transformers' `Trainer.evaluate` with its default batches of 8, padded to",
+        "their longest row: from model folder and file to scores, without imports; MiniLM, dev sets of GLUE. The",
         f"scores are the same. {order_said(len(results[0]['ours']))}",
         "",
         "| dev set | examples | ours, examples/s | ours, real tokens/s | peer, examples/s | ratio, median (range) | "
@@ -126,12 +126,11 @@ def _saves(results: list[dict[str, Any]]) -> list[str]:
         "## Saves",
         "",
         "Pre-training steps on sequences of 128, all of them real tokens. The stall is what a step waits for: the copy",
-        "of weights and moments, and in the first save the memory for it. What is lost in all counts also that steps",
-        "beside the write are slower. A save that training waits for, as at the end of a run, is shown last.",
+        "of weights and moments and, at the first save, allocating memory for it. The total cost also counts that",
+        "steps during the write are slower. Training waits for a blocking save, as at the end of a run.",
         "",
-        "| size, batch | step, s | stall, steps: first | later, median (range) | reached | lost in all, steps | "
-        "steps beside the write, of a step's time | write, s | a save waited for, s | copy, MiB | peak MiB: before, "
-        "after |",
+        "| size, batch | step, s | stall, steps: first | later, median (range) | reached | total cost, steps | "
+        "steps during the write / other steps | write, s | blocking save, s | copy, MiB | peak MiB: before, after |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for found in results:
@@ -155,15 +154,15 @@ def _options(results: dict[str, Any]) -> list[str]:
         "## Options that are off",
         "",
         "Operations of torch and calls of Python functions in one step of a model of 2 layers of 32 units, batch 8: a",
-        "loop with no options at all written out, a training session with every option off, and with one of them on.",
+        "hand-written loop without options, a training session with every option off, and with one of them on.",
         "",
         "| | operations | calls |",
         "|---|---|---|",
         *(f"| {name} | {found['ops']:,.0f} | {found['calls']:,.0f} |" for name, found in counted.items()),
         "",
-        f"All off takes {off['ops'] - bare['ops']:+,.0f} operations over the bare loop, and "
+        f"All off compared with the bare loop: {off['ops'] - bare['ops']:+,.0f} operations, "
         f"{off['calls'] - bare['calls']:+,.0f} calls.",
-        "Processor time of 200 steps of the session with all off, which saves once, over that of the bare loop: "
+        "Processor time of 200 steps with all off, which save once, divided by that of the bare loop: "
         f"{_spread(ratios, 3)}.",
         f"Reached, in percent: {'; '.join(levels)}.",
     ]

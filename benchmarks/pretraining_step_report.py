@@ -118,26 +118,26 @@ def _page(results: list[Result], text: str, command: str, load: float, num_threa
         f"Python {platform.python_version()}, torch {torch.__version__} ({_blas()}), "
         f"transformers {transformers.__version__}.",
         f"- Load average before the start, of all programs: {load:.1f}.",
-        f"- Text: {text}; vocabulary: BERT's uncased 30,522 pieces; dropout 0.1, masks of 15 %.",
+        f"- Text: {text}; vocabulary: BERT's uncased 30,522 pieces; dropout 0.1, 15 % of tokens masked.",
         "- Lengths *128* and *512*: articles joined to long documents, so that nearly all rows are full; the peer pads "
         "to the longest of the batch. *mixed*: articles, each cut for a target length between 2 and 128 tokens; the "
         "peer pads to 128, as pre-training does.",
         "- *maskloom*: the training loop with AdamW, clipping and dropout, reading and masking of its batches "
-        "included. *MKL*, *oneDNN*: the same with the library that it does not take on this processor "
+        "included. *MKL*, *oneDNN*: the same with the library that it does not use on this processor "
         "(`MASKLOOM_PRODUCTS`).",
         "- *transformers*: `BertForPreTraining` as shipped (sdpa, labels -100 at positions that are not predicted), "
         "with fused AdamW, clipping and dropout; its padded tensors are ready before the clock starts. *Predicted "
-        "positions*: three lines of its user select them before `model.cls`. *oneDNN*, where maskloom takes it: its "
-        "linear layers replaced by ours, as torch itself offers oneDNN's fp32 products for inference alone, so that "
-        "both sides multiply by the same library.",
+        "positions*: three lines of user code select them before `model.cls`. *oneDNN*, where maskloom uses it: its "
+        "linear layers replaced by ours, as torch itself offers oneDNN's fp32 products only for inference, so that "
+        "both sides multiply with the same library.",
         f"- Rates are real tokens per second, medians over {order_said(num_rounds)} A ratio is the median of the "
-        "rounds' ratios with its range. It counts as reached what the lower end of the range reaches.",
+        "rounds' ratios with its range. The target reached is the one that the lower end of the range reaches.",
         "- The fraction of GEMM peak counts useful work only: real tokens, predicted positions, backward twice "
         "forward, against a 2048-cube matrix product measured in the same rounds, by MKL or oneDNN, whichever is "
-        "faster here. *In products*: the fraction of our step's time that passes inside matrix products, by torch's "
-        f"profiler, median of {NUM_PROFILED} steps; what they reach of the peak there is the limit of these shapes.",
+        "faster here. *In products*: the fraction of our step's time spent in matrix products, by torch's profiler, "
+        f"median of {NUM_PROFILED} steps; the fraction of the peak that they reach is the limit for these shapes.",
         "- The ratio by processor time is that of the seconds of all threads, which other programs disturb least.",
-        "- Memory is what two steps add over the loaded weights, in a process of their own.",
+        "- Memory is what two steps add to the loaded weights, in a separate process.",
         "",
         *_rates(results),
         *_ratios(results),
@@ -148,7 +148,7 @@ def _page(results: list[Result], text: str, command: str, load: float, num_threa
 
 def _rates(results: list[Result]) -> list[str]:
     sides = list(results[0].rates)
-    lines = ["## Tokens a second", "", f"| size | lengths | {' | '.join(sides)} |", "|---" * (2 + len(sides)) + "|"]
+    lines = ["## Tokens per second", "", f"| size | lengths | {' | '.join(sides)} |", "|---" * (2 + len(sides)) + "|"]
     for r in results:
         rates = " | ".join(f"{statistics.median(r.rates[side]):,.0f}" for side in sides)
         lines.append(f"| {r.size} | {r.mix} | {rates} |")
@@ -157,7 +157,7 @@ def _rates(results: list[Result]) -> list[str]:
 
 def _ratios(results: list[Result]) -> list[str]:
     """Return the table of our ratios to every other side, and of the ratio with MKL on both sides."""
-    lines = ["## maskloom beside", ""]
+    lines = ["## maskloom compared with", ""]
     lines += ["| size | lengths | side | ratio | range | reached (floor / target / stretch) | by processor time |"]
     lines += ["|---" * 7 + "|"]
     for r in results:

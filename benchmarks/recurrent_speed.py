@@ -246,11 +246,11 @@ def summary_rows(results: list[dict[str, Any]]) -> list[dict[str, str]]:
 def write_page(path: Path, results: list[dict[str, Any]], rounds: int, load: float) -> None:
     """Write PATH.md and PATH.json."""
     lines = [
-        "# LSTM classifier and tagger: training beside torch's packed sequences",
+        "# LSTM classifier and tagger: training compared with torch's packed sequences",
         "",
         f"{order_said(rounds)} Batches of {BATCH}. Tokens per second, median of the rounds; ratio with its range.",
         "",
-        f"| model | tokens a text: mean, most | {OURS} | {PEER} | ratio | at least {AIM} |",
+        f"| model | tokens per text: mean, most | {OURS} | {PEER} | ratio | at least {AIM} |",
         "|---|---|---|---|---|---|",
     ]
     for result in results:
@@ -263,7 +263,8 @@ def write_page(path: Path, results: list[dict[str, Any]], rounds: int, load: flo
         )
     if is_busy := bool(os.environ.get("MASKLOOM_BENCH_BUSY")):
         lines += ["", "Other programs ran at the same time, so the README quotes nothing of this."]
-    lines += ["", f"Losses of both sides before timing differ by at most {max(r['difference'] for r in results):.1e}."]
+    largest = max(result["difference"] for result in results)
+    lines += ["", f"Before timing, the losses of both sides differ by at most {largest:.1e}."]
     write_files(path, lines, results, load, [] if is_busy else summary_rows(results))
 
 

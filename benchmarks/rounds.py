@@ -69,7 +69,7 @@ def rates_of_processes(
 def order_said(num_rounds: int) -> str:
     """Describe the order of the rounds for a page; fewer than five rounds are called a trial."""
     trial = "" if num_rounds >= MIN_ROUNDS else f" Fewer than {MIN_ROUNDS} rounds: a trial, no result."
-    return f"{num_rounds} rounds, the sides forwards and backwards by turns (A B B A).{trial}"
+    return f"{num_rounds} rounds, the sides in alternating order (A B B A).{trial}"
 
 
 def reached(value: float, aims: tuple[float, ...] | None, *, smaller: bool = False) -> str:

@@ -359,9 +359,9 @@ def write_page(path: Path, results: list[dict[str, Any]], rounds: int, load: flo
             f"{reached(middle, result['aims'])} | {shares_of_peak(result, ours, peer)} |"
         )
     if differences := [result["difference"] for result in results if "difference" in result]:
-        lines += ["", f"Losses of both BARTs before timing differ by at most {max(differences):.1e} nats."]
+        lines += ["", f"Before timing, the losses of both BARTs differ by at most {max(differences):.1e} nats."]
     if equal := [f"{100 * result['equal_tokens']:.0f} %" for result in results if "equal_tokens" in result]:
-        lines += ["", f"Decoded tokens that both sides give alike, row by row: {', '.join(equal)}."]
+        lines += ["", f"Decoded tokens that are equal on both sides, row by row: {', '.join(equal)}."]
     write_files(path, lines, results, load, summary_rows(results))
 
 

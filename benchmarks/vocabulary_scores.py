@@ -167,8 +167,8 @@ def report(result: dict[str, Any]) -> str:
         f"- Vocabularies of {SMALL:,} pieces; `frequency` merges the pair that occurs most often, `likelihood` the one "
         "that adds most to the log likelihood of the training text under a unigram model of its pieces.",
         "- With counts c of N pieces in all, that log likelihood is sum(c log c) - N log N. Merging a pair in "
-        "n places takes n off the counts of a and b and off N, and gives n to ab; `likelihood` takes the exact change, "
-        "about n log(n N / (freq(a) freq(b))) where n is small beside freq(a) and freq(b).",
+        "n places subtracts n from the counts of a and b and from N, and adds n to that of ab; `likelihood` uses the "
+        "exact change, about n log(n N / (freq(a) freq(b))) where n is small compared with freq(a) and freq(b).",
         "- The unigram loss is that of held-out text under the frequencies of pieces in the training text. Pieces are "
         "those of WordPiece encoding, the longest first.",
         f"- Pre-training: BERT tiny, {STEPS:,} steps of {LENGTH}-token rows, {result['characters'] / 1e6:.0f} million "
@@ -177,8 +177,8 @@ def report(result: dict[str, Any]) -> str:
         f"{MASKINGS} times.",
         f"- Machine: {result['machine']}.",
         "",
-        "| score | least frequency | pieces a word | unigram loss, nats a character | rows in a batch | "
-        "masked-LM loss, nats a piece | masked-LM loss, nats a character |",
+        "| score | least frequency | pieces per word | unigram loss, nats per character | rows per batch | "
+        "masked-LM loss, nats per piece | masked-LM loss, nats per character |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in result["rows"]:
@@ -190,10 +190,10 @@ def report(result: dict[str, Any]) -> str:
         )
     lines += [
         "",
-        f"The same with up to {LARGE:,} pieces, as many as pairs are frequent enough, without pre-training:",
+        f"The same with up to {LARGE:,} pieces, as long as pairs are frequent enough, without pre-training:",
         "",
-        "| score | least frequency | pieces | pieces a word | pieces a word of training text | unigram loss, nats a "
-        "character |",
+        "| score | least frequency | pieces | pieces per word | pieces per word of training text | "
+        "unigram loss, nats per character |",
         "|---|---|---|---|---|---|",
     ]
     for row in result["large"]:

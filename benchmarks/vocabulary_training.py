@@ -168,14 +168,14 @@ def report(result: dict[str, Any]) -> str:
         f"- Text: {result['text']}. The smaller text is made of the same kinds in the same proportions. Uncased, "
         "minimum frequency 2, at most 1,000 characters.",
         f"- Seconds are medians over {order_said(result['sides'][0]['rounds'])} They count from "
-        "the start of the process to its end, reading included. Memory is the peak of all processes together; pages "
-        "that they share count for each.",
-        "- Pieces per word are counted on the same text by `maskloom vocab inspect`. Ours were the same bytes in every "
-        "run and for any number of processes.",
+        "the start of the process to its end, reading included. Memory is the peak of all processes together; "
+        "shared pages count for each.",
+        "- Pieces per word are counted on the same text by `maskloom vocab inspect`. Our vocabularies were identical "
+        "to the byte in every run and for any number of processes.",
         f"- Growth from {SMALL} to {LARGE} MB, ten times the text: {'; '.join(growth(result['sides']))}. What grows "
         "is the table of distinct words, which has a cap (`--max-distinct-words`).",
         "",
-        "| MB | ours / tokenizers, processes and threads | our time over the peer's | range | by processor time | "
+        "| MB | our processes, their threads | our time / the peer's | range | by processor time | "
         "reached (floor / target / stretch) |",
         "|---|---|---|---|---|---|",
     ]

@@ -137,11 +137,11 @@ def report(result: dict[str, Any]) -> str:
         f"- Machine: {result['machine']}; {result['versions']}. Load before the start, from other programs: "
         f"{result['load']:.1f}.",
         f"- Text: {result['text']}, {result['words']:,} words, lower-cased and without punctuation. Both sides: "
-        f"{WORKERS} workers, size 100, window 5, 5 noise words, {result['epochs']} epochs; gensim reads by "
+        f"{WORKERS} workers, size 100, window 5, 5 noise words, {result['epochs']} epochs; gensim reads with "
         "`corpus_file`, its fastest way, and has the learning rates of the C program. It splits the text into words in "
-        "every epoch, within the time measured; maskloom does so once, before, as it counts them.",
-        f"- Medians of {order_said(result['rounds'])} Scores are means over {NUM_SEEDS} seeds. A ratio counts as "
-        "reached what the lower end of its range reaches.",
+        "every epoch, within the time measured; maskloom does so once, before that, as it counts them.",
+        f"- Medians of {order_said(result['rounds'])} Scores are means over {NUM_SEEDS} seeds. The target "
+        "reached is the one that the lower end of the range reaches.",
         "",
         "| model | maskloom, words/s | gensim, words/s | ratio | range | reached (floor / target / stretch) |",
         "|---|---|---|---|---|---|",

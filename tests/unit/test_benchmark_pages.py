@@ -46,7 +46,7 @@ def test_a_run_that_was_stopped_has_no_minutes(was_stopped, tmp_path, monkeypatc
     assert content["seconds"]["token masking, seed 0"] == seconds
 
 
-def test_sides_run_forwards_and_backwards_by_turns():
+def test_sides_run_in_alternating_order():
     from rounds import in_turn
 
     assert ["".join(in_turn("ABC", number)) for number in range(3)] == ["ABC", "CBA", "ABC"]

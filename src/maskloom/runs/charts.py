@@ -76,7 +76,7 @@ def line_chart(
     for tick in y_ticks:
         parts.append(_stroke("grid", (_LEFT, y_place(tick)), (right, y_place(tick))))
         parts.append(_text(_LEFT - 8, y_place(tick) + 4, _figure(tick, as_percent), "end"))
-    for tick in (tick for tick in x_ticks if tick <= x_top * 1.0001):
+    for tick in (tick for tick in x_ticks if 0.0 <= tick <= x_top * 1.0001):
         parts.append(_text(x_place(tick), _HEIGHT - _BOTTOM + 20, _figure(tick, False), "middle"))
     parts.append(_text((_LEFT + right) / 2, _HEIGHT - 6, x_name, "middle"))
     for name, value in marks:

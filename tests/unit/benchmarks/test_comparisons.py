@@ -122,7 +122,7 @@ def test_the_page_beside_other_work_speaks_of_the_jobs_measured():
     figures["jobs"] = {"embed": figures["jobs"]["tiny"]}
     figures["cores"] = 4
     assert "training" not in page(figures)
-    assert "embedding by MiniLM" in page(figures)
+    assert "embedding with MiniLM" in page(figures)
     assert summary(figures) == []
     figures["jobs"]["tiny"] = figures["jobs"]["embed"]
     assert "4 cores" in summary(figures)[0]["job"]

@@ -42,6 +42,12 @@ def test_a_line_chart_places_points_by_value() -> None:
     assert {"a <b>", "step", "loss"} <= {e.text for e in tree.iter("text")}
 
 
+def test_a_single_point_at_step_0_has_all_its_ticks_within_the_chart() -> None:
+    svg = line_chart([Line("a", [(0, 1.0)], "own")], x_name="step", y_name="loss")
+    places = [float(x) for x in re.findall(r' (?:x|x1|x2|cx)="(-?[\d.]+)"', svg)]
+    assert 0 <= min(places) <= max(places) <= 640
+
+
 def test_labels_at_the_ends_do_not_overlap() -> None:
     svg = line_chart([Line(name, [(0, 0.0), (1, 1.0)], "own") for name in "abc"], x_name="x", y_name="y")
     places = sorted(float(y) for y in re.findall(r'class="name own" x="[\d.]+" y="([\d.]+)"', svg))

@@ -88,6 +88,14 @@ def test_a_run_that_is_not_finished_has_a_page(name, tmp_path):
     assert "no longer exists" in text
 
 
+def test_a_search_that_is_not_finished_is_shown_without_a_step(tmp_path):
+    run = write_run(tmp_path / "run")
+    description = json.loads((run / "run.json").read_text()) | {"inputs": {"space": {}}, "paths": {}}
+    (run / "run.json").write_text(json.dumps(description))
+    report([run], tmp_path / "page.html")
+    assert ">search, not finished<" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
 def test_a_page_shows_what_differs_and_nothing_else(tmp_path):
     one = write_run(tmp_path / "one", events=EVENTS, metrics={"mlm_loss": 3.5}, learning_rate=1e-3)
     other = write_run(tmp_path / "other", events=EVENTS, metrics={"mlm_loss": 3.0}, learning_rate=3e-3)

@@ -52,10 +52,17 @@ def published_elmo(folder: Path) -> tuple[EncoderWithHeads, Path]:
         problems += [f"{name}: missing" for name in missing]
         if missing:
             continue
-        values, shape = made(*(stored.pop(name) for name in names)), tuple(planned[ours].shape)
+        parts, shape = [stored.pop(name) for name in names], tuple(planned[ours].shape)
+        try:
+            found[ours] = values = made(*parts)
+        except (RuntimeError, IndexError, ValueError):  # too few dimensions, or parts of different shapes
+            shapes = " and ".join(str(tuple(part.shape)) for part in parts)
+            problems.append(f"{', '.join(names)}: cannot be of shape {shapes}")
+            continue
         if values.shape != shape:
             problems.append(f"{', '.join(names)}: gives {tuple(values.shape)}, but {OPTIONS} needs {shape}")
-        found[ours] = values
+        elif not bool(values.isfinite().all()):
+            problems.append(f"{', '.join(names)}: holds values that are not finite")
     if problems:
         raise DataError(f"{weights[0]}: {amount(len(problems), 'problem')}:\n  " + "\n  ".join(problems))
     model = build_model(config, (), seed=0, leave=found.keys())

@@ -90,7 +90,8 @@ def _card(run: RunRecord, colours: dict[str, str]) -> dict[str, Any]:
     found = scores(run)
     name = _deciding(run, found)
     last = max((event.get("step") or 0 for events in run.stages.values() for event in events), default=0)
-    state = "finished" if run.result is not None else f"not finished: step {last:,}"
+    reached = f": step {last:,}" if last else ""  # searches and GLUE have no steps of their own
+    state = "finished" if run.result is not None else f"not finished{reached}"
     if run.kind == "glue" and run.result is not None:
         state = f"finished, {len(run.result['tasks'])} tasks"
     reference = unigram_of(found) if run.best is None else run.best["best"]["reference"]

@@ -1,5 +1,6 @@
 """HDF5 files as h5py writes them; the published ones are in tests/parity."""
 
+import json
 import sys
 from contextlib import suppress
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from maskloom.checkpoints.published.elmo import read_arrays
+from maskloom.checkpoints.published.elmo import published_elmo, read_arrays
 from maskloom.errors import ConfigError, DataError
 
 ARRAYS = {
@@ -88,3 +89,28 @@ def test_without_h5py_the_extra_is_named(path, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(ConfigError, match=r"weights\.hdf5: reading HDF5 needs h5py; .* pip install 'maskloom\[elmo\]'"):
         read_arrays(path)
+
+
+def test_arrays_that_cannot_be_weights_are_named(tmp_path):
+    options = {
+        "lstm": {"projection_dim": 2, "n_layers": 1, "dim": 3, "use_skip_connections": True},
+        "char_cnn": {
+            "activation": "relu",
+            "embedding": {"dim": 2},
+            "max_characters_per_token": 5,
+            "filters": [[1, 2]],
+            "n_highway": 1,
+        },
+    }
+    (tmp_path / "options.json").write_text(json.dumps(options), encoding="utf-8")
+    biases = [f"RNN_{way}/RNN/MultiRNNCell/Cell0/LSTMCell/B" for way in (0, 1)]
+    arrays = {"char_embed": np.full((261, 2), np.nan), "CNN/W_cnn_0": np.zeros(2)}
+    write(tmp_path / "weights.hdf5", arrays | {biases[0]: np.zeros(12), biases[1]: np.zeros(3)})
+    with pytest.raises(DataError, match=r"weights\.hdf5: ") as raised:
+        published_elmo(tmp_path)
+    assert {
+        "  char_embed: holds values that are not finite",
+        "  CNN/W_cnn_0: cannot be of shape (2,)",
+        f"  {', '.join(biases)}: cannot be of shape (12,) and (3,)",
+        "  CNN_proj/W_proj: missing",
+    } <= set(str(raised.value).splitlines())
