@@ -48,6 +48,20 @@ def test_pieces_show_where_words_begin(vocabulary: Vocabulary, text: str, words:
     assert "".join(map(vocabulary.bare, vocabulary.tokens[:2])) == bare
 
 
+@pytest.mark.parametrize(
+    ("vocabulary", "sizes"),
+    [
+        (Vocabulary(["a", "##bc", "##", *SPECIAL_TOKENS]), [2, 2, 3, *[0] * len(SPECIAL_TOKENS)]),
+        (Vocabulary(["a", "bc</w>", "<e>"], _END, prefix="", suffix="</w>"), [1, 3, 0]),
+        (Vocabulary(["Ġa", "bc", "<e>"], _END, prefix=""), [2, 2, 0]),
+        (Vocabulary(["▁ab", "▁", "<e>"], _END, prefix=""), [3, 1, 0]),
+    ],
+    ids=["prefix", "suffix", "byte-level", "unigram"],
+)
+def test_characters_of_a_piece_are_those_of_its_text_with_the_space_of_its_word(vocabulary, sizes) -> None:
+    assert vocabulary.num_characters.tolist() == sizes
+
+
 def test_it_is_immutable_equal_by_value_and_can_be_sent_to_another_process() -> None:
     vocabulary = Vocabulary(TOKENS)
     with pytest.raises(AttributeError):
