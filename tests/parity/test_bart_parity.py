@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from tests.moved_weights import moved
 
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.generation.search import Generation
@@ -30,11 +31,7 @@ def our_model(sizes, *heads):
     size = sizes["hidden_size"]
     more = {"vocab_size": 99, "intermediate_size": 4 * size + 1, "max_position_embeddings": 40}
     config = BartConfig(**more, **sizes, initializer_range=0.2)
-    model = build_model(config, heads, num_labels=3, seed=1).eval()
-    with torch.no_grad():  # biases and norms too
-        for number, (_, parameter) in enumerate(model.named_parameters()):
-            parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
-    return model
+    return moved(build_model(config, heads, num_labels=3, seed=1).eval())
 
 
 def their_config(sizes):

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import transformers
+from tests.moved_weights import moved
 
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.generation.search import Generation, continue_texts
@@ -21,7 +22,7 @@ def pre_norm(request):
     return request.param
 
 
-def our_model(pre_norm, *heads):
+def our_model(pre_norm, *heads, initializer_range=0.3):
     config = GptConfig(
         vocab_size=99,
         hidden_size=32,
@@ -31,7 +32,7 @@ def our_model(pre_norm, *heads):
         max_position_embeddings=40,
         pre_norm=pre_norm,
         pad_token_id=0,
-        initializer_range=0.3,
+        initializer_range=initializer_range,
     )
     return build_model(config, heads, num_labels=3, seed=1).eval()
 
@@ -76,6 +77,17 @@ def test_choices_are_scored_beside_the_language_model(pre_norm, tmp_path):
     peer = peer_of(tmp_path, pre_norm, "DoubleHeadsModel")
     ids, mask = padded((20, 7))
     found = peer(ids[None], mc_token_ids=mask.sum(1)[None] - 1)  # right padding, which no token attends to
+    output = model.encoder(ids, attention_mask=mask)
+    assert (model.heads["choice"](output.pooled).T - found.mc_logits).abs().max() < 1e-5
+    assert (model.heads["lm"](output.last_hidden_state) - found.logits[0])[mask].abs().max() < 1e-5
+
+
+@torch.no_grad()
+def test_biases_and_norms_are_those_of_their_layers(pre_norm, tmp_path):
+    model = moved(our_model(pre_norm, "lm", "choice", initializer_range=0.1))
+    save_model(model, tmp_path)
+    ids, mask = padded((20, 7))
+    found = peer_of(tmp_path, pre_norm, "DoubleHeadsModel")(ids[None], mc_token_ids=mask.sum(1)[None] - 1)
     output = model.encoder(ids, attention_mask=mask)
     assert (model.heads["choice"](output.pooled).T - found.mc_logits).abs().max() < 1e-5
     assert (model.heads["lm"](output.last_hidden_state) - found.logits[0])[mask].abs().max() < 1e-5

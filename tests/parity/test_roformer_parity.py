@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from tests.moved_weights import moved
 from transformers import (
     AutoModel,
     RoFormerConfig,
@@ -47,7 +48,7 @@ def ours(model):
 def test_a_rotary_bert_opens_as_a_roformer(tmp_path, head, kind, embedding_size):
     heads = head.split("+") if head else []
     config = BertConfig(vocab_size=40, initializer_range=0.1, rotary=True, embedding_size=embedding_size, **SIZES)
-    model = build_model(config, heads, 2 if head == "tagger" else None, seed=3)
+    model = moved(build_model(config, heads, 2 if head == "tagger" else None, seed=3))
     save_model(model, tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
     assert written["model_type"] == "roformer"
@@ -94,7 +95,7 @@ def test_a_roformer_of_transformers_is_read(tmp_path, embedding_size):
 @pytest.mark.filterwarnings("ignore")
 def test_our_pooler_is_a_part_of_its_classifiers(tmp_path, head, kind):
     config = BertConfig(vocab_size=40, initializer_range=0.1, rotary=True, **SIZES)
-    model = build_model(config, [head], 3 if head == "classifier" else None, seed=3).eval()
+    model = moved(build_model(config, [head], 3 if head == "classifier" else None, seed=3).eval())
     save_model(model, tmp_path)
     peer, report = kind.from_pretrained(tmp_path, output_loading_info=True)
     assert all("embed_positions" in name for name in report["missing_keys"])

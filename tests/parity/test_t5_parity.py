@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import transformers
+from tests.moved_weights import moved
 
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.checkpoints.tensor_files import open_weights, safetensors_pieces
@@ -75,7 +76,7 @@ def assert_alike(model, peer):
 
 @torch.no_grad()
 def test_what_transformers_writes_opens_here_and_what_is_written_here_opens_there(peer, is_tied, tmp_path):
-    peer.save_pretrained(tmp_path / "theirs")
+    moved(peer).save_pretrained(tmp_path / "theirs")
     model, report = load_model(tmp_path / "theirs")
     assert (report.new_parameters, report.unused_tensors, list(model.heads)) == ((), (), ["decoder"])
     assert model.config.tie_word_embeddings == is_tied
@@ -116,7 +117,7 @@ def test_losses_and_gradients(peer, tmp_path):
 @torch.no_grad()
 def test_other_classes(name, tmp_path):
     kind = getattr(transformers, name)
-    peer = kind(transformers.T5Config(**SIZES, **DEPTHS)).eval()
+    peer = moved(kind(transformers.T5Config(**SIZES, **DEPTHS)).eval())
     peer.save_pretrained(tmp_path / "theirs")
     model, report = load_model(tmp_path / "theirs")
     assert (report.new_parameters, report.unused_tensors) == ((), ())

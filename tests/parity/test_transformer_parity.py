@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tests.moved_weights import moved
 from torch import nn
 
 from maskloom.layers.sequence_layout import SequenceLayout
@@ -58,7 +59,7 @@ def embedded(model, ids):
 
 @pytest.mark.parametrize("pre_norm", [False, True])
 def test_both_stacks_give_what_those_of_torch_give(pre_norm):
-    model = build_model(TransformerConfig(**SIZES, pre_norm=pre_norm), ("decoder",), seed=4).eval()
+    model = moved(build_model(TransformerConfig(**SIZES, pre_norm=pre_norm), ("decoder",), seed=4).eval())
     head = model.heads["decoder"]
     how = {"dim_feedforward": 31, "dropout": 0.0, "batch_first": True, "norm_first": pre_norm}
     layer = nn.TransformerEncoderLayer(24, 3, **how)

@@ -46,7 +46,7 @@ class TrainingSection(Section):
     schedule: Annotated[str, row_of("training.schedule")] = key(
         "linear",
         "Learning rate after warm-up: linear or cosine decay to 0, google as in BERT's published code, inverse_sqrt "
-        "of the step, or constant.",
+        "of the step (the Transformer's, also called noam), or constant.",
     )
     optimizer: Annotated[str, row_of("training.optimizer")] = key(
         "adamw", "adamw (with bias correction), or bert_adam (without it, as in BERT's published code)."

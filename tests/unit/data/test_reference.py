@@ -1,5 +1,7 @@
 """Frequencies of tokens, the baseline of a language model's loss."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -38,3 +40,25 @@ def test_the_frequencies_are_those_of_the_targets(random_corpus, objective: str)
     found = row.reference(row.part, corpus, np.arange(40))
     np.testing.assert_allclose(found._log_frequencies, np.log(counts / counts.sum()), rtol=1e-12)
     assert (counts[corpus.vocabulary.sep_id] > 1) == (objective == "carried_lm")
+
+
+def test_a_loss_is_told_in_bits_per_character_of_the_predicted_text_too(random_corpus) -> None:
+    corpus = random_corpus(20)
+    labels = np.array([corpus.vocabulary.ids[token] for token in ("t1", "##t3", "t10", "[SEP]")])
+    baseline = TokenFrequencies("lm", corpus, np.arange(20), tells_text=True)
+    sums = baseline.sums(SimpleNamespace(mlm_labels=labels, nsp_labels=None))
+    metrics = baseline.metrics(sums, {"lm_loss": 2.0})
+    # 8 nats for " t1", "t3" and " t10"; a mark has no characters
+    assert metrics["lm_bits_per_character"] == pytest.approx(8 / 9 / np.log(2))
+    assert metrics["unigram_cross_entropy"] == pytest.approx(-baseline._log_frequencies[labels].mean())
+    assert metrics["num_predictions"] == 4
+
+
+def test_running_text_has_an_end_after_each_document(random_corpus) -> None:
+    corpus, documents = random_corpus(20), np.arange(15)
+    marked = TokenFrequencies("lm", corpus, documents, tells_text=True)
+    corpus.tokenizer = SimpleNamespace(has_segments=False, running_text=SimpleNamespace(begin=(), end=(5,)))
+    running = TokenFrequencies("lm", corpus, documents, tells_text=True)
+    total = len(corpus.vocabulary) + int(corpus.sentence_lengths[: corpus.document_offsets[15]].sum())
+    before, after = np.exp(marked._log_frequencies) * total, np.exp(running._log_frequencies) * (total + 15)
+    np.testing.assert_allclose(after - before, 15.0 * (np.arange(len(corpus.vocabulary)) == 5), rtol=0, atol=1e-6)

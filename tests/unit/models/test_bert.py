@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from tests.moved_weights import moved
 
 from maskloom.layers import dropout, sequence_layout
 from maskloom.layers.dropout import RowDraws, drawing
@@ -212,7 +213,7 @@ def test_rows_that_fill_up_change_neither_vectors_nor_draws_nor_gradients(monkey
     for num_filled in (0, 11):
         for module in (dropout, sequence_layout):
             monkeypatch.setattr(module, "filled_number", lambda rows, _, num_filled=num_filled: rows + num_filled)
-        model = build_model(CONFIG, heads=(), seed=1).encoder.double().train()
+        model = moved(build_model(CONFIG, heads=(), seed=1).encoder.double().train())  # biases fill those rows too
         layout = SequenceLayout.from_lengths(lengths)
         assert layout.num_rows == layout.num_tokens + num_filled
         with drawing(RowDraws(3, 0, lengths)):

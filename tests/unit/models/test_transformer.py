@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tests.moved_weights import moved
 
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.data.batch import SourceTargetBatch
@@ -159,7 +160,7 @@ def test_a_later_token_changes_nothing_before_it_and_sources_are_apart(keys):
     ids=str,
 )
 def test_a_cache_changes_no_logits(keys):
-    model = make(**keys)
+    model = moved(make(**keys))
     head, (memory, source) = model.heads["decoder"], encoded(model, [5, 1, 9])
     ids = torch.tensor([[BEGIN, 7, 8, 9, 4], [BEGIN, 4, 4, 5, 3], [BEGIN, 9, 3, 7, 7]])
     with torch.no_grad():
