@@ -27,9 +27,10 @@ from maskloom.training.state import TrainState
 
 # oneDNN's error when it has no room for its code and buffers.
 _NO_ROOM_FOR_KERNEL = "could not create a primitive"
-# Wordings of torch's allocators and the C++ library.
+# Wordings of torch's allocators, of the C++ library and of CUDA's (CUBLAS_STATUS_ALLOC_FAILED), in lower case.
 _RAN_OUT = (
     *("can't allocate memory", "cannot allocate memory", "not enough memory", "out of memory", "bad_alloc"),
+    "status_alloc_failed",
     _NO_ROOM_FOR_KERNEL,
 )
 Losses = dict[str, list[Tensor]]
