@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from maskloom.data.batch import PretrainingBatch
+from maskloom.layers.copies import HostCopy
 from maskloom.models.assembled import build_model, prepare_blocks
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
@@ -66,12 +67,13 @@ class Peer:
         self._batches, self._next, self._device = [_padded(batch, length) for batch in batches], 0, device
         if device.type == "cuda":
             self._batches = [{name: tensor.pin_memory() for name, tensor in batch.items()} for batch in self._batches]
-        self._is_half, self._loss = precision == "bf16", torch.zeros(())
+        self._is_half, self._loss = precision == "bf16", HostCopy(torch.zeros(()))
 
     def step(self) -> float:
         """Take a step, as in careful user code, and return its loss; on a GPU that of the step before, if there is one.
 
-        The device then computes the step while the host launches the next.
+        That loss was copied when it was computed, because `float` of a tensor on a GPU waits for all that is queued.
+        The device therefore computes the step while the host launches the next.
         """
         batch = self._batches[self._next % len(self._batches)]
         self._next += 1
@@ -88,18 +90,22 @@ class Peer:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self._optimizer.step()
         self._optimizer.zero_grad()
-        before, self._loss = self._loss, loss.detach()
-        return float(before if self._device.type == "cuda" and self._next > 1 else self._loss)
+        before, self._loss = self._loss, HostCopy(loss.detach())
+        return float((before if self._device.type == "cuda" and self._next > 1 else self._loss).tensor())
 
 
 def _padded(batch: PretrainingBatch, length: int) -> dict[str, torch.Tensor]:
+    """Return padded tensors; full rows get no mask, whose values the peer would read from the GPU in every step.
+
+    Nor could it use flash attention with a mask when compiled, as it cannot then see that the mask hides nothing.
+    """
     is_real = np.arange(length)[None, :] < batch.lengths[:, None]
     ids = np.zeros(is_real.shape, np.int64)
     ids[is_real] = batch.token_ids
     arrays = {
         "input_ids": ids,
         "token_type_ids": np.zeros_like(ids),
-        "attention_mask": is_real.astype(np.int64),
+        "attention_mask": None if is_real.all() else is_real.astype(np.int64),
         "places": np.flatnonzero(is_real)[batch.mlm_positions],
         "labels": batch.mlm_labels,
         "relation": batch.nsp_labels,

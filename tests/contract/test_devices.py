@@ -2,6 +2,7 @@
 
 from itertools import islice, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,7 +52,16 @@ def _losses(state: TrainState, device: torch.device, number: int) -> list[float]
     return [step.loss for step in islice(steps, number)]
 
 
-@pytest.mark.parametrize(("first", "second"), list(product(found_devices(), repeat=2)), ids=str)
+def _cases(*, num_devices: int) -> list[Any]:
+    """Return every device, or every two; `make gpu-check` runs those with a GPU."""
+    chosen = product(found_devices(), repeat=num_devices)
+    return [
+        pytest.param(*each, marks=[pytest.mark.gpu] if any(device.type == "cuda" for device in each) else [])
+        for each in chosen
+    ]
+
+
+@pytest.mark.parametrize(("first", "second"), _cases(num_devices=2), ids=str)
 def test_a_run_moves_from_one_device_to_another(first: torch.device, second: torch.device, tmp_path: Path) -> None:
     processor = torch.device("cpu")
     expected = _losses(_state(processor, 0), processor, 6)
@@ -74,7 +84,7 @@ def test_a_run_moves_from_one_device_to_another(first: torch.device, second: tor
     assert found == pytest.approx(expected, rel=1e-3 if {first.type, second.type} != {"cpu"} else 0.0)
 
 
-@pytest.mark.parametrize("device", found_devices(), ids=str)
+@pytest.mark.parametrize("device", _cases(num_devices=1), ids=str)
 def test_a_model_in_use_gives_the_same_on_every_device(device: torch.device, tmp_path: Path) -> None:
     folder = model_folder(tmp_path, heads=("classifier", "mlm"))
     texts = ["alpha beta", "gamma", "delta alpha beta zeta"]

@@ -117,6 +117,18 @@ def test_steps_are_timed_in_the_precision_of_the_recipe(corpus, precision):
     assert row["tokens_per_second"] > 0
 
 
+def test_steps_are_timed_by_the_loop_of_the_device(corpus, monkeypatch):
+    told, plain = [], module.train_steps
+
+    def train_steps(*given, ranks, **more):
+        told.append(ranks.device)
+        return plain(*given, ranks=ranks, **more)
+
+    monkeypatch.setattr(module, "train_steps", train_steps)
+    only(plan_pretraining(recipe("model.size=tiny"), corpus=corpus, seconds=0.1))
+    assert {*told} == {module.chosen_device()}
+
+
 def test_a_left_to_right_run_is_not_like_the_reference(corpus):
     row = only(plan_pretraining(recipe("objective=causal_lm", "data.next_sentence=false"), corpus=corpus, seconds=0.1))
     assert row["reference_loss"] is None

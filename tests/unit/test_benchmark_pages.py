@@ -322,6 +322,15 @@ def test_the_peak_of_a_gpu_is_that_of_its_whole_name():
     assert "over 100 TFLOP/s" in page({**figures, "device": "cuda:0, NVIDIA L40S, 44 GiB"})
 
 
+def test_only_padded_rows_give_the_peer_a_mask():
+    """transformers reads a mask's values on the host, and with one cannot use flash attention when compiled."""
+    from full_rows import full_rows
+    from step_sides import _padded
+
+    assert "attention_mask" not in _padded(full_rows(2, 8), 8)
+    assert _padded(full_rows(2, 8), 9)["attention_mask"].tolist() == [[1] * 8 + [0]] * 2
+
+
 def test_rows_of_gpt_name_the_sizes_that_were_measured_beside_the_plain_peer():
     from gpt_speed import COMPILED, OURS, PEER, summary_rows
 

@@ -124,7 +124,7 @@ def _check_arguments() -> None:
 def _error_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         error = OSError(f"{error.filename}: {error.strerror}")
-    return f"error: {printable(str(error), keep=chr(10))}"
+    return f"error: {printable(str(error) or 'memory ran out', keep=chr(10))}"
 
 
 def _tell_how_to_go_on(stop: Interrupted) -> None:
@@ -148,4 +148,12 @@ def _expected_failure(error: Exception) -> int | None:
         return EXIT_DISK if error.errno in DISK_ERRORS else EXIT_FAILED
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # an OSError since Python 3.13
         return EXIT_FAILED
-    return EXIT_FAILED if isinstance(error, RunFailedError) else None
+    return EXIT_FAILED if isinstance(error, RunFailedError) or _ran_out_of_memory(error) else None
+
+
+def _ran_out_of_memory(error: Exception) -> bool:
+    if "torch" not in sys.modules:
+        return isinstance(error, MemoryError)
+    from maskloom.training.faults.memory import is_out_of_memory  # it imports torch
+
+    return is_out_of_memory(error)

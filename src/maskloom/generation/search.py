@@ -16,7 +16,7 @@ from torch import Tensor
 from maskloom.data.counter_random import uniform
 from maskloom.errors import ConfigError, DataError
 from maskloom.layers.attention import PastTokens
-from maskloom.layers.copies import to_device
+from maskloom.layers.copies import in_double, to_device
 from maskloom.layers.decoding import Step, next_token_step, width_of_runs
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import TransformerLayer
@@ -215,7 +215,7 @@ class Choice:
         best = log_probabilities.topk(min(_NOTED, log_probabilities.shape[1]))
         rows, columns = to_device(np.array(taken, np.int64).reshape(-1, 2), log_probabilities.device).unbind(1)
         parts = (best.indices, best.values, log_probabilities[rows, columns])
-        read, size = torch.cat([part.double().flatten() for part in parts]).tolist(), best.indices.numel()
+        read, size = torch.cat([in_double(part).flatten() for part in parts]).tolist(), best.indices.numel()
         pairs, width = [*zip(map(int, read[:size]), read[size : 2 * size], strict=True)], best.indices.shape[1]
         rows_of = (pairs[start : start + width] for start in range(0, size, width))
         candidates = [[pair for pair in row if pair[1] > -math.inf] for row in rows_of]
@@ -257,7 +257,8 @@ class Choice:
 
     def read(self, largest: Tensor, *columns: Tensor) -> list[list[float]]:
         """Return the columns of all rows after one device synchronisation; raises DataError for logits not finite."""
-        rows = torch.cat([part.double().view(len(part), -1) for part in (largest, *columns)], 1).tolist()
+        parts = map(in_double, (largest, *columns))
+        rows = torch.cat([part.view(len(part), -1) for part in parts], 1).tolist()
         if not all(row[0] < math.inf for row in rows):
             raise DataError("the model's outputs are not finite numbers; its weights are corrupt")
         return [row[1:] for row in rows]
@@ -279,7 +280,7 @@ class Choice:
 
     def _drawn(self, log_probabilities: Tensor, rows: list[int], step: int) -> Tensor:
         settings = self.settings
-        scaled = log_probabilities.double() / max(settings.temperature, 1e-200)  # fp32 over less might overflow
+        scaled = in_double(log_probabilities) / max(settings.temperature, 1e-200)  # fp32 over less might overflow
         values, tokens = scaled.topk(min(settings.top_k or scaled.shape[1], scaled.shape[1]), sorted=True)
         probabilities = values.softmax(-1)
         probabilities = probabilities.masked_fill(probabilities.cumsum(-1) - probabilities >= settings.top_p, 0.0)
@@ -287,7 +288,7 @@ class Choice:
         draws = uniform(settings.seed, np.array([self.numbers[row] for row in rows]), step)
         points = to_device(draws, summed.device).unsqueeze(1) * summed[:, -1:]
         chosen = torch.searchsorted(summed, points, right=True).clamp_(max=summed.shape[1] - 1)
-        return tokens.gather(1, chosen).squeeze(1)
+        return tokens.gather(1, chosen).squeeze(1).to(log_probabilities.device)
 
 
 class Decoder:
@@ -391,10 +392,11 @@ def _searched(
         texts = [text for search in going for text in search.going]
         limits = [search.num_steps for search in going for _ in search.going]
         log_probabilities = choose.log_probabilities(logits, texts, limits)
-        so_far = to_device(np.array([text.log_probability for text in texts]), logits.device)
         number = min(2 * width, log_probabilities.shape[1])  # up to `width` may be the end, and `width` others remain
         best, places = largest_of(log_probabilities, number)
-        read = choose.read(best[:, 0], best.double() + so_far.unsqueeze(1), places)
+        scores = in_double(best)
+        so_far = to_device(np.array([text.log_probability for text in texts]), scores.device)
+        read = choose.read(best[:, 0], scores + so_far.unsqueeze(1), places)
         values, tokens = [row[:number] for row in read], [[*map(int, row[number:])] for row in read]
         first, rows, taken = 0, list[int](), list[int]()
         for search in going:

@@ -38,6 +38,11 @@ def _pinned(shape: tuple[int, ...], dtype: np.dtype, fill: Callable[[np.ndarray]
     return pinned
 
 
+def in_double(tensor: Tensor) -> Tensor:
+    """Return a tensor in fp64: on its device or, as Apple GPUs have no fp64, on the CPU."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
+
+
 class HostCopy:
     """A pending copy of a tensor to the host; reading it waits only for the copy, not for later work on the device."""
 

@@ -26,6 +26,7 @@ from maskloom.system.resources import available_memory, system_text, usable_core
 from maskloom.training.faults.memory import is_out_of_memory
 from maskloom.training.loop import train_steps
 from maskloom.training.precision import in_precision
+from maskloom.training.ranks.ranks import Ranks
 from maskloom.training.settings import TrainingSection
 from maskloom.training.state import TrainState
 
@@ -152,8 +153,9 @@ def _reports(
     state = TrainState.fresh(build_model(config, seed=0).to(device), settings)
     objective = in_precision(MaskedLanguageModeling(), precision, device)
     numbers = count()
+    ranks = Ranks(device)  # so that a GPU computes ahead as in a run
     return train_steps(
-        state, objective, lambda at: (_batch(next(numbers), num_sequences), at), settings=settings, seed=0
+        state, objective, lambda at: (_batch(next(numbers), num_sequences), at), settings=settings, seed=0, ranks=ranks
     )
 
 

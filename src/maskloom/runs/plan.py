@@ -29,6 +29,7 @@ from maskloom.system.resources import available_memory
 from maskloom.training.faults.memory import kept_bytes, kept_memory
 from maskloom.training.loop import train_steps
 from maskloom.training.precision import fastest_precision, in_precision
+from maskloom.training.ranks.ranks import Ranks
 from maskloom.training.state import TrainState
 
 # The most work of a timed step, in FLOPs: a second or two on a processor, less on a GPU.
@@ -155,17 +156,18 @@ def _timed(
     state = TrainState.fresh(model, settings)
     kept = kept_bytes(model, objective, first)
     with kept_memory():
-        steps = train_steps(state, objective, loader.next_batch, settings=settings, seed=0)
+        steps = train_steps(state, objective, loader.next_batch, settings=settings, seed=0, ranks=Ranks(device))
         next(steps)  # warm-up
         started, done = time.perf_counter(), 0
         while done < _FEWEST_STEPS or time.perf_counter() - started < seconds:
             next(steps)
             done += 1
         per_step = (time.perf_counter() - started) / done
+        synchronize = torch.accelerator.synchronize if device.type != "cpu" else lambda: None
+        synchronize()  # a GPU may be computing the next step's gradients
         started = time.perf_counter()
         state.optimizer.step()
-        if device.type != "cpu":
-            torch.accelerator.synchronize()
+        synchronize()
         update = min(time.perf_counter() - started, per_step)
     return update + (per_step - update) * settings.batch_size / num_rows, kept / num_rows
 

@@ -166,7 +166,7 @@ def differing_tensors(first: Mapping[str, torch.Tensor], second: Mapping[str, to
         if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
             found.append(name)
         elif sum_of_tensors({name: a}) != sum_of_tensors({name: b}):
-            largest = float((a.double().cpu() - b.double().cpu()).abs().max())
+            largest = float((a.cpu().double() - b.cpu().double()).abs().max())
             found.append(f"{name} (largest difference {largest:.3g})")
     return found
 

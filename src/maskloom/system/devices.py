@@ -22,8 +22,9 @@ def chosen_device(name: Any = "auto") -> torch.device:
 
     If torchrun started several processes on a machine, each uses the GPU given by its LOCAL_RANK. On the CPU, threads
     share cores with other programs from then on (`shared_cores`); CUDA computes in fp32 without TF32, in LSTMs too.
-    Raises ConfigError for an unknown name, a device that torch does not find, one GPU requested for several processes,
-    and if nothing tells which of several GPUs belongs to this process.
+    "auto" passes over a GPU that torch was not built for, such as a very old one. Raises ConfigError for an unknown
+    name, a device that torch does not find or was not built for, one GPU requested for several processes, and if
+    nothing tells which of several GPUs belongs to this process.
     """
     if name == "auto":
         name = os.environ.get("MASKLOOM_DEVICE") or name
@@ -31,7 +32,7 @@ def chosen_device(name: Any = "auto") -> torch.device:
     if match is None:
         raise ConfigError(f"unknown device {name!r:.80}; known: auto, cpu, cuda, cuda:0 and so on, mps")
     num_gpus = 0 if name in ("cpu", "mps") else torch.cuda.device_count()
-    if name == "auto" and not num_gpus:
+    if name == "auto" and not (num_gpus and _has_kernels(0)):
         name = "mps" if torch.backends.mps.is_available() else "cpu"
     if name == "cpu":
         share_cores()
@@ -54,8 +55,20 @@ def chosen_device(name: Any = "auto") -> torch.device:
         number = int(local or 0) % num_gpus
     if number >= num_gpus:
         raise ConfigError(f"device {name!r}: torch {torch.__version__} finds {num_gpus} CUDA devices here")
+    if not _has_kernels(number):
+        told = f"torch {torch.__version__} has no kernels for {torch.cuda.get_device_name(number)}"
+        raise ConfigError(f"device {name!r}: {told}; use device 'cpu'")
     torch.backends.cudnn.allow_tf32 = False  # for cuBLAS it is off by default
     return torch.device("cuda", number)
+
+
+def _has_kernels(number: int) -> bool:
+    """Tell whether torch was built for a GPU's compute capability, or has code that it can compile for it."""
+    built = [(kind, int(of)) for kind, of in re.findall(r"(sm|compute)_(\d+)", " ".join(torch.cuda.get_arch_list()))]
+    if not built:  # not CUDA
+        return True
+    major, minor = torch.cuda.get_device_capability(number)
+    return any(of // 10 == major if kind == "sm" else of <= 10 * major + minor for kind, of in built)
 
 
 def has_bf16(device: torch.device) -> bool:

@@ -121,10 +121,15 @@ class _Steps:
             return found
         if is_finite:
             if limit and norm + 1e-6 >= limit:  # below, clipping would multiply by 1
-                clip_grads_with_norm_(parameters_of(state.optimizer), limit, launched.norm, foreach=True)
+                clip_grads_with_norm_(parameters_of(state.optimizer), limit, launched.norm, foreach=self._foreach)
             fault_point("training.step")
             state.optimizer.step()
         return losses, norm, is_finite
+
+    @property
+    def _foreach(self) -> bool | None:
+        """Whether all gradients are scaled by one operation, which torch does not have for Apple GPUs."""
+        return None if self.ranks.device.type == "mps" else True
 
     def launch(self, batch: Any, step: int) -> Launched:
         """Compute the gradients of a step, in micro-batches that fit into memory, and read batches ahead meanwhile."""
@@ -137,7 +142,7 @@ class _Steps:
         gradients = [weight.grad for weight in parameters_of(state.optimizer) if weight.grad is not None]
         for gradient in gradients if scale != 1.0 else ():
             gradient.mul_(1.0 / scale)
-        norm: Any = get_total_norm(gradients, foreach=True)  # with several ranks, each may hold a shard of it
+        norm: Any = get_total_norm(gradients, foreach=self._foreach)  # with several ranks, each may hold a shard of it
         launched = Launched(shares, norm.full_tensor() if hasattr(norm, "full_tensor") else norm, scale)
         self.batches.read_ahead()
         return launched

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 import typer
 
 from maskloom import cli
@@ -43,6 +44,21 @@ def test_trouble_with_the_disk_is_74_and_one_line(monkeypatch, capsys, number: i
 def test_other_failures_that_a_message_explains_are_1(monkeypatch, capsys, error: Exception) -> None:
     assert _ended(monkeypatch, error) == 1
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."), "CUDA out of memory. Tried to"),
+        (MemoryError(), "memory ran out"),
+    ],
+)
+def test_memory_that_runs_out_is_1_and_one_line(monkeypatch, capsys, error: Exception, said: str) -> None:
+    """A run halves its micro-batches; other commands end."""
+    assert _ended(monkeypatch, error) == 1
+    line = capsys.readouterr().err
+    assert line.startswith(f"error: {said}")
+    assert line.count("\n") == 1
 
 
 def test_wrong_usage_is_2_and_what_a_file_holds_is_3(monkeypatch, capsys) -> None:

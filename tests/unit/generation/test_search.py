@@ -1,5 +1,6 @@
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.errors import ConfigError, DataError
-from maskloom.generation.search import Decoder, Generation, continue_texts, largest_of
+from maskloom.generation.search import Choice, Decoder, Generation, continue_texts, largest_of
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
@@ -232,3 +233,11 @@ def test_a_text_without_an_end_token_stops_when_no_other_token_may_follow(how, n
         assert sorted(text.token_ids) == [1, 2, 3, 4, 5, 6, 8, 9, 10]
         assert math.isfinite(text.log_probability)
         assert text.finish == "length"
+
+
+def test_numbers_of_an_apple_gpu_are_read_on_the_processor():
+    """It has no fp64, in which scores and token ids are read together."""
+    given = [torch.tensor([9.0, 8.0]), torch.tensor([[1.5], [-0.25]]), torch.tensor([2, 7])]
+    on_apple = [SimpleNamespace(device=torch.device("mps"), cpu=lambda part=part: part) for part in given]
+    choose = Choice(None, (), Generation(), [0, 1])
+    assert choose.read(*given) == choose.read(*on_apple) == [[1.5, 2.0], [-0.25, 7.0]]

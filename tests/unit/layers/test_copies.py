@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from maskloom.layers.copies import HostCopy, all_to_device, to_device, to_host
+from maskloom.layers.copies import HostCopy, all_to_device, in_double, to_device, to_host
 
 CPU = torch.device("cpu")
 
@@ -14,6 +14,14 @@ def test_arrays_keep_values_order_and_type():
     found = all_to_device(arrays, CPU)
     assert [part.tolist() for part in found] == [[0, 1, 2], [], [7, 8]]
     assert to_device(np.ones((2, 3), np.float32)[:, ::2], CPU).shape == (2, 2)
+
+
+def test_apple_gpus_leave_fp64_to_the_processor():
+    values = torch.tensor([0.1, 3.0])
+    on_apple = SimpleNamespace(device=torch.device("mps"), cpu=lambda: values)
+    for found in (in_double(values), in_double(on_apple)):
+        assert torch.equal(found, values.to(torch.float64))
+    assert in_double(torch.arange(3)).tolist() == [0.0, 1.0, 2.0]
 
 
 def test_results_come_back_in_order_with_what_came_with_them():

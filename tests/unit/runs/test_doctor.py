@@ -64,6 +64,14 @@ def test_a_gpu_is_timed_with_more_work_than_a_processor(monkeypatch):
     assert timed == [module._SMALL, module._LARGE]
 
 
+def test_a_gpu_computes_ahead_while_it_is_timed(monkeypatch):
+    """As in a run, because the loop is told the device; without it, each step would wait for its loss."""
+    device, told = torch.device("cpu", 0), []
+    monkeypatch.setattr(module, "train_steps", lambda *_, ranks, **__: told.append(ranks.device) or iter(()))
+    module._reports(device, "fp32", ("tiny", 2), 1, dropout=0.0)
+    assert told == [device]
+
+
 def test_a_sound_device_without_memory_to_be_timed_is_sound(found, monkeypatch):
     def reports(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB")

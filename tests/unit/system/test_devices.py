@@ -19,6 +19,7 @@ def _nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _machine(monkeypatch: pytest.MonkeyPatch, *, gpus: int = 0, mps: bool = False) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", list)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
 
 
@@ -31,6 +32,23 @@ def test_auto_takes_the_gpu_that_there_is(monkeypatch: pytest.MonkeyPatch) -> No
     assert chosen_device() == torch.device("cuda", 0)
     assert chosen_device("cuda:1") == torch.device("cuda", 1)
     assert chosen_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("capability", "is_fit"), [((6, 1), False), ((7, 5), True), ((8, 9), True), ((9, 0), True), ((13, 0), True)]
+)
+def test_a_gpu_that_torch_was_not_built_for_is_passed_over_or_refused(monkeypatch, capability, is_fit) -> None:
+    """Its first operation would fail; code for an older generation is compiled for newer ones."""
+    _machine(monkeypatch, gpus=1)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "sm_90a", "compute_120"])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "Some GPU")
+    if is_fit:
+        assert chosen_device() == chosen_device("cuda") == torch.device("cuda", 0)
+        return
+    assert chosen_device() == torch.device("cpu")
+    with pytest.raises(ConfigError, match=r"device 'cuda': torch .* has no kernels for Some GPU; use device 'cpu'"):
+        chosen_device("cuda")
 
 
 def test_a_chosen_gpu_computes_without_tf32(monkeypatch: pytest.MonkeyPatch) -> None:

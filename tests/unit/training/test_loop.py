@@ -245,6 +245,16 @@ def test_clipping_is_by_the_norm_of_all_gradients_together() -> None:
     assert clipped(2.0 * norm) == (norm, pytest.approx(norm, rel=1e-5))
 
 
+def test_an_apple_gpu_trains_without_operations_on_lists_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's norm and its clipping refuse to use them there."""
+    settings = TrainingSection(steps=2, max_grad_norm=1e-3)
+    _, plain = _run(settings)
+    monkeypatch.setattr("torch.nn.utils.clip_grad._device_has_foreach_support", lambda device: False)
+    state, apple = TrainState.fresh(_model(dropout=0.1), settings), Ranks(torch.device("mps"))
+    found = list(train_steps(state, MaskedLanguageModeling(), _batches, settings=settings, seed=3, ranks=apple))
+    assert [report.loss for report in found] == pytest.approx([report.loss for report in plain], rel=1e-6)
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "bert_adam"])
 @pytest.mark.parametrize("micro_batch_size", [None, 1])
 def test_a_step_reads_once_from_its_device(

@@ -13,6 +13,7 @@ from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.training.faults import memory as module
 from maskloom.training.faults.memory import fitting_micro_batch_size
+from maskloom.training.precision import in_precision
 from maskloom.training.ranks.ranks import ONE_RANK, Ranks
 
 OBJECTIVE = MaskedLanguageModeling(pair_part=None)
@@ -55,6 +56,16 @@ def test_half_the_memory_holds_half_the_sequences_and_one_is_always_tried(monkey
 def test_it_counts_what_the_longest_sequences_keep(monkeypatch, model):
     short, long = ([16] * 256, [16] * 252 + [128] * 4)
     assert _fitting(monkeypatch, model, long, 2**27) < _fitting(monkeypatch, model, short, 2**27)
+
+
+def test_rounded_weights_are_not_counted_for_every_sequence(monkeypatch, model):
+    """A pass in half precision saves a copy of them, which here is larger than all that a short sequence saves."""
+    batch, free = _batch([4] * 256), 2**23
+    monkeypatch.setattr(module, "available_memory", lambda: free)
+    rounded = in_precision(OBJECTIVE, "bf16", torch.device("cpu"))
+    exact, half = (fitting_micro_batch_size(model, each, batch, ONE_RANK) for each in (OBJECTIVE, rounded))
+    assert 1 < exact < 256
+    assert half >= exact // 2
 
 
 def test_it_is_about_what_a_forward_pass_takes(model):

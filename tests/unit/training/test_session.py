@@ -29,6 +29,7 @@ NO_MEMORY = (
     MemoryError("no room"),
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"),
     RuntimeError("[enforce fail at alloc_cpu.cpp:124] data. DefaultCPUAllocator: can't allocate memory: you tried"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
 )
 
 
@@ -247,7 +248,7 @@ def test_micro_batches_that_fit_are_found_once_said_and_kept_by_a_resume(tmp_pat
     assert (again.state.step, asked) == (4, [1])
 
 
-@pytest.mark.parametrize("error", NO_MEMORY, ids=["processor", "accelerator", "torch"])
+@pytest.mark.parametrize("error", NO_MEMORY, ids=["processor", "accelerator", "torch", "cublas"])
 def test_micro_batches_are_halved_until_they_fit_and_the_losses_stay(tmp_path: Path, error: Exception) -> None:
     objective = Hungry(1, error)
     session = _trained(tmp_path, objective=objective, dropout=0.0)

@@ -55,6 +55,8 @@ class SentenceModules:
     def vectors(self, hidden: Tensor, lengths: Tensor) -> Tensor:
         """Return one vector per text, (texts, hidden), from packed token vectors (tokens, hidden); 0 without tokens."""
         hidden = hidden.float()
+        if hidden.device.type == "mps":  # it has no segment_reduce
+            hidden, lengths = hidden.cpu(), lengths.cpu()
         if self.pooling == "cls":
             vectors = F.pad(hidden, (0, 0, 0, 1))[lengths.cumsum(0) - lengths]
         else:

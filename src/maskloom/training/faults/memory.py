@@ -27,9 +27,10 @@ from maskloom.training.state import TrainState
 
 # oneDNN's error when it has no room for its code and buffers.
 _NO_ROOM_FOR_KERNEL = "could not create a primitive"
-# Wordings of torch's allocators and the C++ library.
+# Wordings of torch's allocators, of the C++ library and of CUDA's (CUBLAS_STATUS_ALLOC_FAILED), in lower case.
 _RAN_OUT = (
     *("can't allocate memory", "cannot allocate memory", "not enough memory", "out of memory", "bad_alloc"),
+    "status_alloc_failed",
     _NO_ROOM_FOR_KERNEL,
 )
 Losses = dict[str, list[Tensor]]
@@ -157,17 +158,22 @@ _SHARE_FOR_ACTIVATIONS = 0.5
 def fitting_micro_batch_size(model: EncoderWithHeads, objective: Objective, batch: Any, ranks: Ranks) -> int:
     """Return how many sequences as long as a batch's longest fit into free memory: a power of two, or all.
 
-    A forward pass over a few of them measures what each saves for the backward pass. All ranks return the same number.
+    A forward pass over a few of them measures what each saves for the backward pass. What any number of sequences save
+    once, such as weights in half precision, is found by a pass over two sequences together. All ranks return the same
+    number.
     """
-    parts = batch.split(1)
+    parts, pair = batch.split(1), batch.split(2)[0]
     longest = sorted(parts, key=lambda part: -int(np.sum(part.lengths)))[:_NUM_TRIED]
-    per_sequence = max(1.0, sum(kept_bytes(model, objective, part) for part in longest) / len(longest))
+    per_sequence = sum(kept_bytes(model, objective, part) for part in longest) / len(longest)
+    if len(parts) > 1:
+        apart = sum(kept_bytes(model, objective, part) for part in pair.split(1))
+        per_sequence -= max(0, apart - kept_bytes(model, objective, pair))
     device, free = model_device(model), available_memory()
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
     elif free is not None:  # processes of one machine share its memory
         free //= int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-    size = len(parts) if free is None else int(_SHARE_FOR_ACTIVATIONS * free / per_sequence)
+    size = len(parts) if free is None else int(_SHARE_FOR_ACTIVATIONS * free / max(1.0, per_sequence))
     agreed = _LARGEST_ASKED
     while ranks.any_(size < min(agreed, len(parts))) and agreed > 1:
         agreed //= 2

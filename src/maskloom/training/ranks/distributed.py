@@ -123,10 +123,17 @@ class DistributedRanks(Ranks):
 
     def _mesh(self) -> DeviceMesh:
         """Return the mesh of ranks that share weights: all of them, or those of each machine."""
-        local, names = int(os.environ.get("LOCAL_WORLD_SIZE") or self.world_size), ("machines", "processes")
-        if not self._shards_by_node or local == self.world_size:
+        local, names = self.world_size, ("machines", "processes")
+        if self._shards_by_node:
+            if not os.environ.get("LOCAL_WORLD_SIZE"):
+                raise ConfigError(
+                    'training.parallel = "hsdp": LOCAL_WORLD_SIZE is not set, the number of processes on each machine; '
+                    "torchrun sets it"
+                )
+            local = _number("LOCAL_WORLD_SIZE")
+        if local == self.world_size:
             return init_device_mesh(self.device.type, (self.world_size,), mesh_dim_names=names[1:])
-        if self.world_size % local:
+        if not local or self.world_size % local:
             raise ConfigError(
                 f'training.parallel = "hsdp": {self.world_size} processes are not a multiple of the {local} on '
                 "this machine; every machine must run the same number"

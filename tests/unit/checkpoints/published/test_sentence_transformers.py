@@ -1,6 +1,7 @@
 """Vectors of sentence-transformers folders, compared with transformers' hidden states pooled by hand."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -315,3 +316,17 @@ def test_a_text_without_tokens_has_a_vector_of_zeros(pooling, lengths):
     modules = SentenceModules(pooling=pooling, normalizes=True)
     vectors = modules.vectors(torch.ones(sum(lengths), 4), torch.tensor(lengths))
     assert vectors.tolist() == [[0.5 if length else 0.0] * 4 for length in lengths]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "max", "cls"])
+def test_vectors_on_an_apple_gpu_are_pooled_on_the_processor(pooling):
+    """torch has no segment_reduce there."""
+
+    def on_apple(tensor):
+        moved = SimpleNamespace(device=torch.device("mps"), cpu=lambda: tensor)
+        moved.float = lambda: moved
+        return moved
+
+    hidden, lengths = torch.randn(5, 4), torch.tensor([2, 3])
+    modules = SentenceModules(pooling=pooling, normalizes=True)
+    assert torch.equal(modules.vectors(on_apple(hidden), on_apple(lengths)), modules.vectors(hidden, lengths))

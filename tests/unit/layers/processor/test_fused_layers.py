@@ -303,6 +303,18 @@ def test_layers_that_are_computed_again_draw_the_same():
 
 
 @pytest.mark.gpu
+def test_gradients_are_the_same_twice():
+    """No two programs of a kernel add to the same place; from 3,073 tokens on, torch sorts them for its tables."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    model, again = model_of(0.1), model_of(0.1)
+    again.load_state_dict(model.state_dict())
+    (loss, exact), (found, gradients) = (loss_and_gradients(each, [128] * 40, "bf16", GPU) for each in (model, again))
+    assert found == loss
+    assert [name for name, gradient in exact.items() if not torch.equal(gradients[name], gradient)] == []
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dropout_alone_is_that_of_the_processor(dtype):
     if not torch.cuda.is_available():

@@ -1,7 +1,12 @@
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 
 from maskloom.errors import ConfigError
+from maskloom.training.ranks.distributed import DistributedRanks
 from maskloom.training.ranks.ranks import Ranks
 from maskloom.training.settings import TrainingSection
 
@@ -32,3 +37,18 @@ def test_a_number_of_ranks_that_does_not_divide_is_refused_with_those_that_do() 
         rows_of_rank(24, 4, rank=0, world_size=4)
     with pytest.raises(ConfigError, match=r"batch_size 22 is not a multiple of training.micro_batch_size 4"):
         rows_of_rank(22, 4, rank=0, world_size=2)
+
+
+@pytest.mark.parametrize(
+    ("local", "message"),
+    [(None, "LOCAL_WORLD_SIZE is not set"), ("3", "4 processes are not a multiple of the 3"), ("0", "of the 0")],
+)
+def test_machines_share_weights_only_if_their_processes_are_known(monkeypatch, local: str | None, message: str) -> None:
+    """srun does not set the number, and without it one copy was shared by all machines."""
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if local is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+    watch: Any = SimpleNamespace(rank=0, world_size=4)
+    control: Any = None
+    with pytest.raises(ConfigError, match=message):
+        DistributedRanks("hsdp", watch, control, torch.device("cpu"))._mesh()
