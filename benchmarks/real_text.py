@@ -52,7 +52,7 @@ def write_mixed_text(path: Path, num_bytes: int) -> str:
             left -= len(content)
             used[kind] += len(content)
     parts = ", ".join(f"{kind} {size / 1e6:.1f} MB" for kind, size in used.items())
-    return f"{(num_bytes - left) / 1e6:.1f} MB of real English, mixed evenly: {parts}"
+    return f"{(num_bytes - left) / 1e6:.1f} MB of real English, sources interleaved: {parts}"
 
 
 def _limited(texts: Iterator[str], num_bytes: int) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Shared by all benchmarks: the processor's name, real text, and real weights.
+"""Shared by all benchmarks: the processor's name, versions, notes, real text, and real weights.
 
 Imports are inside the functions, because child processes of a benchmark also import this module.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import gzip
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 
 def processor() -> str:
@@ -21,12 +23,23 @@ def processor() -> str:
     return f"{hardware['processor'] or hardware['machine']}{family}, {hardware['cores']} cores"
 
 
-def versions() -> str:
-    """Return the versions of Python and torch, to be stored with the figures that they gave."""
+def versions(*peers: str) -> str:
+    """Return the versions of Python, torch and the peers' packages, to be stored with the figures that they gave."""
     import platform
-    from importlib.metadata import version
+    from importlib.metadata import PackageNotFoundError, version
 
-    return f"Python {platform.python_version()}, torch {version('torch')}"
+    found = [f"Python {platform.python_version()}"]
+    for name in ("torch", *peers):
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            found.append(f"{name} absent")
+    return ", ".join(found)
+
+
+def noted(figures: Mapping[str, Any]) -> list[str]:
+    """Return the lines of the note in stored figures, if there is one: what the script has since done differently."""
+    return [figures["note"], ""] if "note" in figures else []
 
 
 def data_folder() -> Path:
@@ -39,7 +52,7 @@ def write_real_text(path: Path, num_bytes: int) -> str:
     wikipedia = data_folder() / "corpus" / "enwiki_part.txt.gz"
     if wikipedia.exists():
         with gzip.open(wikipedia, "rb") as file:
-            content, name = file.read(num_bytes), "English Wikipedia, a part of it from its start"
+            content, name = file.read(num_bytes), "English Wikipedia articles"
     else:
         from maskloom.quickstart.documentation import gather_documents, write_documents
 
