@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from rounds import order_said, reached
-from surroundings import processor
+from surroundings import processor, versions
 
 OURS, SHIPPED, PREDICTED = "maskloom", "transformers", "transformers, predicted positions"
 NUM_PROFILED = 3
@@ -72,6 +72,7 @@ def write_report(path: Path, results: list[Result], *, text: str, command: str, 
     content = {
         "command": command,
         "machine": processor(),
+        "versions": versions("transformers"),
         "load": load,
         "summary": summary_rows(results),
         "results": [asdict(result) for result in results],
