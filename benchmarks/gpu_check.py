@@ -13,6 +13,7 @@ import argparse
 import gc
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from full_rows import full_rows
 from gpu_check_report import page
 from rounds import MIN_ROUNDS, in_turn
 from step_sides import Ours, Peer
+from surroundings import processor, versions
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.data.batch import PretrainingBatch
@@ -91,10 +93,12 @@ def main() -> None:
     if device.type != "cuda" and not options.trial:
         raise SystemExit(f"no CUDA device here: torch {torch.__version__} finds {device}")
     place = options.results.with_suffix(".json")
-    about = {"device": describe_device(device), "torch": torch.__version__, "rounds": options.rounds}
+    about = {"device": describe_device(device), "processor": processor(), "rounds": options.rounds}
+    about["versions"] = versions("transformers", "sentence-transformers")
     figures = json.loads(place.read_text(encoding="utf-8")) if place.exists() else {}
     if any(figures.get(name) != value for name, value in about.items()):
-        figures = about  # the page names one device, one torch and one number of rounds
+        figures = about  # the page names one machine, one set of versions and one number of rounds
+    figures["load"] = os.getloadavg()[0]
     figures["peak"] = product_rate(device, extent.product)
 
     def steps() -> list[dict[str, Any]]:
@@ -305,7 +309,7 @@ def measure_ranks(device: torch.device, extent: Extent) -> dict[str, Any]:
     """
     num_ranks = torch.cuda.device_count() if device.type == "cuda" else 2
     if num_ranks < 2:
-        return {"problem": "1 device: sums over several are not measured here"}
+        return {"problem": "1 device: training on several is not measured here"}
     command = [sys.executable, __file__, *(["--trial"] if extent is TRIAL else []), "--rank"]
     starts = {kind: first_of_ranks([*command, kind], num_ranks=num_ranks, threads=1) for kind in KINDS_OF_RANKS}
     return {kind: json.loads(output.splitlines()[-1]) for kind, output in starts.items()}

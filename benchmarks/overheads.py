@@ -18,7 +18,7 @@ from typing import Any
 
 from overheads_report import page, summary_rows
 from rounds import in_turn, quiet_load
-from surroundings import minilm_folder, processor
+from surroundings import minilm_folder, processor, versions
 
 HERE = Path(__file__).parent
 PARTS = ("start_up", "evaluation", "saves", "options")
@@ -141,6 +141,7 @@ def main() -> None:
             "threads": options.threads,
             "load_before": load,
             "processor": processor(),
+            "versions": versions("transformers", "sentence-transformers"),
             "medians_of": options.rounds,
             "results": results,
         }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-from importlib.metadata import version
 from statistics import median
 from typing import Any
 
@@ -26,12 +24,11 @@ def page(figures: dict[str, Any]) -> str:
             part = figures[name]
             lines += section(part["results"])
             lines += [
-                f"{part['processor']}; {part['threads']} threads; load before the start {part['load_before']:.1f}.",
+                f"{part['processor']}; {part['threads']} threads; {part['versions']}; load before the start "
+                f"{part['load_before']:.1f}.",
                 "",
             ]
-    names = ("torch", "transformers", "sentence-transformers")
-    lines += [f"Python {platform.python_version()}, " + ", ".join(f"{name} {_version(name)}" for name in names) + "."]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def summary_rows(figures: dict[str, Any]) -> list[dict[str, str]]:
@@ -62,13 +59,6 @@ def summary_rows(figures: dict[str, Any]) -> list[dict[str, str]]:
         }
     )
     return rows
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except ModuleNotFoundError:
-        return "absent"
 
 
 def _spread(values: list[float], digits: int = 2) -> str:

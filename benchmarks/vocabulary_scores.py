@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
+import os
 import statistics
 import subprocess
 import sys
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from real_text import write_mixed_text
-from surroundings import processor
+from surroundings import processor, versions
 
 from maskloom.checkpoints.huggingface import load_model
 from maskloom.data.batch import PretrainingBatch
@@ -158,6 +158,7 @@ def pretrain(row: dict[str, Any], characters: int, seed: int) -> None:
 
 def report(result: dict[str, Any]) -> str:
     """Return the Markdown page of results."""
+    load = f" Load at the start {result['load']:.2f}; no times are measured." if "load" in result else ""
     lines = [
         "# Which pair to merge: frequency or likelihood",
         "",
@@ -175,7 +176,7 @@ def report(result: dict[str, Any]) -> str:
         f"characters each, whole words masked; {result['seeds']} seeds of `frequency` and `likelihood` (mean ± "
         "standard deviation). The loss is that of words of held-out documents, which are masked "
         f"{MASKINGS} times.",
-        f"- Machine: {result['machine']}.",
+        f"- Machine: {result['machine']}.{load}",
         "",
         "| score | least frequency | pieces per word | unigram loss, nats per character | rows per batch | "
         "masked-LM loss, nats per piece | masked-LM loss, nats per character |",
@@ -218,12 +219,12 @@ def conclusion(rows: list[dict[str, Any]]) -> list[str]:
     }
     best, frequency = min(means, key=means.__getitem__), means["frequency", 2]
     noise = max(statistics.stdev(each["by_character"] for each in row["runs"]) for row in rows)
-    lines = [f"Lowest masked-LM loss for each character: `{best[0]}`, {frequency - means[best]:.4f} below `frequency`."]
+    lines = [f"Lowest masked-LM loss per character: `{best[0]}`, {frequency - means[best]:.4f} below `frequency`."]
     difference = means["likelihood", 2] - frequency
     is_open = abs(difference) <= 2 * noise
     lines.append(
-        f"Between `likelihood` and `frequency` lie {difference:+.4f} nats a character, "
-        + ("within two standard deviations of seeds." if is_open else "beyond two standard deviations of seeds.")
+        f"The loss of `likelihood` differs from that of `frequency` by {difference:+.4f} nats per character, "
+        f"{'at most' if is_open else 'more than'} twice the standard deviation over seeds."
     )
     lines.append(
         "These models are at the start of their training, where the frequencies of pieces are most of what they know. "
@@ -244,6 +245,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.seeds < 2:
         parser.error("--seeds must be at least 2, to know their noise")
+    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
         folder = options.work or Path(name)
         folder.mkdir(exist_ok=True)
@@ -259,7 +261,8 @@ def main() -> None:
     result = {
         "command": "python benchmarks/vocabulary_scores.py"
         + "".join(f" --{name} {getattr(options, name)}" for name in ("megabytes", "characters", "seeds")),
-        "machine": f"{processor()}; Python {platform.python_version()}",
+        "machine": f"{processor()}; {versions()}",
+        "load": load,
         "text": text,
         "characters": options.characters,
         "seeds": options.seeds,
