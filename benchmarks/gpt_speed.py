@@ -15,20 +15,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from pretraining_step import gemm_peak
 from rounds import in_turn, order_said, quiet_load, rates_of_processes, reached
-from surroundings import processor, write_real_text
+from surroundings import noted, processor, versions, write_real_text
 
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.data.batch import PretrainingBatch
@@ -55,7 +53,8 @@ BATCHES = {128: {"tiny": 64, "mini": 32, "small": 16, "base": 8}, 512: {"tiny": 
 TRAINING_AIMS = {"tiny": (1.6, 2.0, 2.5), "mini": (1.2, 1.5, 1.8), "base": (1.1, 1.3, 1.5)}
 GENERATION_AIMS = {"mini": (1.5, 2.0, 3.0), "base": (1.1, 1.3, 1.6)}
 OURS, PEER, COMPILED = "maskloom", "transformers", "transformers, compiled"
-_CONTINUING = f"continuing by {NUM_TOKENS} tokens"
+PEERS = ("transformers",)
+_GENERATION = f"generation of {NUM_TOKENS} tokens"
 
 
 def main() -> None:
@@ -75,7 +74,7 @@ def main() -> None:
         return
     load, results = quiet_load(), []
     with tempfile.TemporaryDirectory() as folder:
-        corpus = real_corpus(Path(folder))
+        corpus, text = real_corpus(Path(folder))
         for size in options.sizes if "train" in options.jobs else ():
             for length in BATCHES:
                 results.append(train(corpus, size, length, options.rounds, options.compiled, Path(folder)))
@@ -84,28 +83,33 @@ def main() -> None:
             for batch in (1, 8):
                 results.append(generate(corpus, size, batch, options.rounds, Path(folder)))
                 print(results[-1], flush=True)
-    kept = [row for row in former_results(options.out) if row["what"] not in {result["what"] for result in results}]
-    write_page(options.out, [*kept, *results], load)
+    measured = {result["what"] for result in results}
+    kept = [row for row in former_results(options.out, text) if row["what"] not in measured]
+    results = [*kept, *results]
+    write_files(options.out, page, PEERS, load=load, text=text, results=results, summary=summary_rows(results))
 
 
-def former_results(path: Path) -> list[dict[str, Any]]:
-    """Return the stored results of earlier runs, if they are from the same processor, threads and versions."""
+def former_results(path: Path, text: str) -> list[dict[str, Any]]:
+    """Return the stored results of earlier runs on the same machine and text, each with the run that gave it."""
     content = json.loads(path.with_suffix(".json").read_text()) if path.with_suffix(".json").exists() else {}
-    return content.get("results", []) if content.get("machine") == machine_name() else []
+    if (content.get("machine"), content.get("text")) != (machine_name(*PEERS), text):
+        return []
+    run = f"load at the start {content['load']:.2f}, `{content['command']}`"
+    return [{"run": run, **result} for result in content["results"]]
 
 
-def machine_name() -> str:
-    """Return the processor, the number of threads and the versions."""
-    return f"{processor()}, {NUM_THREADS} threads; Python {platform.python_version()}, torch {torch.__version__}"
+def machine_name(*peers: str) -> str:
+    """Return the processor, the number of threads and the versions, with those of the peers' packages."""
+    return f"{processor()}, {NUM_THREADS} threads; {versions(*peers)}"
 
 
-def real_corpus(folder: Path) -> Corpus:
-    """Return a byte-pair-encoded corpus of real English."""
+def real_corpus(folder: Path) -> tuple[Corpus, str]:
+    """Return a byte-pair-encoded corpus of real English, and a description of its text."""
     text = folder / "text.txt"
-    write_real_text(text, 6_000_000)
+    described = write_real_text(text, 6_000_000)
     train_vocabulary_from_files([text], VocabularySettings(VOCABULARY, model="bpe"), out=folder / "vocab")
     build_corpus_from_files([text], vocab=folder / "vocab", out=folder / "corpus")
-    return Corpus.open(folder / "corpus")
+    return Corpus.open(folder / "corpus"), described
 
 
 def config_of(size: str, corpus: Corpus, **more: Any) -> GptConfig:
@@ -148,6 +152,7 @@ def shares_of_peak(result: dict[str, Any], rates: Sequence[float], peer: Sequenc
     return " / ".join(f"{share:.0f} %" for share in shares)
 
 
+LEVELS = "reached (floor / target / stretch)"
 PEAK_SAID = (
     "*Of peak*, ours / peer: useful work (real tokens, backward twice forward) as a share of the rate of a 2048-cube "
     "matrix product, by MKL or oneDNN, whichever is faster, measured before every round. A ratio of r needs r times "
@@ -180,7 +185,7 @@ def training_side(name: str, corpus: Path, place: Path, size: str, length: int) 
             peer.compile()
         step = peer_step(peer)
     position: dict[str, int] = {}
-    with kept_memory() if name == OURS else nullcontext():  # as in a run
+    with kept_memory():  # as in a run, for the peer too
         for _ in sys.stdin:
             batches = []
             for _ in range({"tiny": 4, "mini": 2}.get(size, 1)):
@@ -225,7 +230,7 @@ def generate(corpus: Corpus, size: str, batch: int, rounds: int, folder: Path) -
     place = folder / f"{size}-generate-{batch}"
     save_model(model, place)
     pack_for_inference(model, decodes=True)  # as in maskloom.load
-    peer = GPT2LMHeadModel.from_pretrained(place).eval()
+    peer = GPT2LMHeadModel.from_pretrained(place, attn_implementation="sdpa").eval()
     prompts = torch.from_numpy(corpus.sentences(0, 400)[: batch * PROMPT].astype("int64")).view(batch, PROMPT)
     how = {"do_sample": False, "max_new_tokens": NUM_TOKENS, "pad_token_id": 0, "eos_token_id": None}
 
@@ -244,7 +249,7 @@ def generate(corpus: Corpus, size: str, batch: int, rounds: int, folder: Path) -
             started = time.perf_counter()
             run()
             rates[name].append(batch * NUM_TOKENS / (time.perf_counter() - started))
-    what = f"{_CONTINUING}, {size}, {batch} prompt{'s' if batch > 1 else ''}"
+    what = f"{_GENERATION}, {size}, {batch} prompt{'s' if batch > 1 else ''}"
     equal = same / (batch * NUM_TOKENS)
     return {"what": what, "aims": GENERATION_AIMS.get(size), "equal_tokens": equal, "rates": rates}
 
@@ -260,8 +265,8 @@ def summary_rows(results: list[dict[str, Any]]) -> list[dict[str, str]]:
     named = (
         ("training", "rows of 128", "GPT training step", "transformers' OpenAIGPTLMHeadModel, rows of 128 tokens"),
         ("training", "rows of 512", "GPT training step", "the same, rows of 512 tokens"),
-        (_CONTINUING, "1 prompt", "GPT, 128 more tokens", "transformers' generate with its cache, 1 prompt"),
-        (_CONTINUING, "8 prompts", "GPT, 128 more tokens", "the same, 8 prompts"),
+        (_GENERATION, "1 prompt", "GPT, 128 more tokens", "transformers' generate with its cache, 1 prompt"),
+        (_GENERATION, "8 prompts", "GPT, 128 more tokens", "the same, 8 prompts"),
     )
     return [
         {
@@ -274,18 +279,22 @@ def summary_rows(results: list[dict[str, Any]]) -> list[dict[str, str]]:
     ]
 
 
-def write_page(path: Path, results: list[dict[str, Any]], load: float) -> None:
-    """Write PATH.md and PATH.json."""
+def page(content: dict[str, Any]) -> str:
+    """Return the page of stored figures as Markdown."""
+    results = content["results"]
     rounds = min(len(rates) for result in results for rates in result["rates"].values())
+    has_peak = any("peak" in result for result in results)
     lines = [
         "# GPT: training and generation",
         "",
-        f"{order_said(rounds)} Tokens per second, median of the rounds; ratio of ours to the peer with its range.",
+        f"{order_said(rounds)} Tokens per second, median of the rounds; ratio of ours to the peer with its range. "
+        f"Text: {content['text']}; a vocabulary of {VOCABULARY:,} (BPE).",
         "",
-        PEAK_SAID,
-        "",
-        "| job | maskloom | peer | tokens/s | ratio | reached (floor / target / stretch) | of peak |",
-        "|---|---|---|---|---|---|---|",
+        *compared(results),
+        *noted(content),
+        *([PEAK_SAID, ""] if has_peak else []),
+        f"| job | maskloom | peer | tokens/s | ratio | {LEVELS} |{' of peak |' if has_peak else ''}",
+        "|---" * (6 + has_peak) + "|",
     ]
     for result in results:
         ours = result["rates"][OURS]
@@ -293,33 +302,60 @@ def write_page(path: Path, results: list[dict[str, Any]], load: float) -> None:
             peer = result["rates"][name]
             ratios = [a / b for a, b in zip(ours, peer, strict=True)]
             middle, aims = statistics.median(ratios), result["aims"] if name == PEER else None
+            share = f" {shares_of_peak(result, ours, peer)} |" if has_peak else ""
             lines.append(
                 f"| {result['what']} | {statistics.median(ours):,.0f} | {name} | {statistics.median(peer):,.0f} | "
-                f"{middle:.2f} ({min(ratios):.2f}-{max(ratios):.2f}) | {reached(middle, aims)} | "
-                f"{shares_of_peak(result, ours, peer)} |"
+                f"{middle:.2f} ({min(ratios):.2f}-{max(ratios):.2f}) | {reached(middle, aims)} |{share}"
             )
     checks = [
         f"{result['what']}: {100 * result['equal_tokens']:.0f} %" for result in results if "equal_tokens" in result
     ]
-    differences = [result["difference"] for result in results if "difference" in result]
-    if differences:
+    if differences := [result["difference"] for result in results if "difference" in result]:
         lines += ["", f"Before timing, the losses of both sides differ by at most {max(differences):.1e} nats."]
     if checks:
         lines += ["", f"Generated tokens that are equal on both sides: {'; '.join(checks)}."]
-    write_files(path, lines, results, load, summary_rows(results))
+    for run in dict.fromkeys(result["run"] for result in results if "run" in result):
+        rows = "; ".join(result["what"] for result in results if result.get("run") == run)
+        lines += ["", f"Measured in an earlier run on the same machine ({run}): {rows}."]
+    return "\n".join([*lines, *made_by(content)])
 
 
-def write_files(
-    path: Path, lines: list[str], results: list[dict[str, Any]], load: float, summary: list[dict[str, str]]
-) -> None:
-    """Write a page, followed by the machine and the command, and its figures as JSON."""
-    machine, command = machine_name(), " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
-    lines = [*lines, "", f"{machine}; load at the start {load:.2f}. Generated by `{command}`.", ""]
-    path.with_suffix(".md").write_text("\n".join(lines), encoding="utf-8")
-    content = {"command": command, "machine": machine, "load": load, "results": results, "cores": os.cpu_count()}
-    content["summary"] = summary
+def compared(results: list[dict[str, Any]]) -> list[str]:
+    """Return a paragraph on each job of the page: what both sides do."""
+    jobs = [result["what"].split(", ") for result in results]
+    sizes = dict.fromkeys(size for job, size, _ in jobs if job == "training")
+    rows = ", ".join(f"{size} {' / '.join(str(BATCHES[length][size]) for length in BATCHES)}" for size in sizes)
+    lines = []
+    if sizes:
+        lines += [
+            "Training: the peer is transformers' `OpenAIGPTLMHeadModel` with its own attention, the only one that it "
+            "has, fused AdamW and gradient clipping; its tensors are ready before the clock starts, while ours "
+            f"includes drawing its rows. Rows per batch, of {' / '.join(map(str, BATCHES))} tokens: {rows}.",
+            "",
+        ]
+    if any(job != "training" for job, *_ in jobs):
+        lines += [
+            f"Generation: {NUM_TOKENS} tokens, greedy, after prompts of {PROMPT} tokens of the text, by a GPT in "
+            "GPT-2's layout with random weights. The peer is `generate` of transformers' `GPT2LMHeadModel`, with its "
+            "cache and sdpa.",
+            "",
+        ]
+    return lines
+
+
+def write_files(path: Path, page: Callable[[dict[str, Any]], str], peers: Sequence[str], **figures: Any) -> None:
+    """Write the figures with the command, the machine and the versions as PATH.json, and their page as PATH.md."""
+    command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    content = {"command": command, "machine": machine_name(*peers), "cores": os.cpu_count(), **figures}
     path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    print("\n".join(lines))
+    path.with_suffix(".md").write_text(page(content), encoding="utf-8")
+    print(page(content))
+
+
+def made_by(content: dict[str, Any]) -> list[str]:
+    """Return the last lines of a page: the machine with the versions, the load and the command."""
+    machine, load = content["machine"], content["load"]
+    return ["", f"{machine}; load at the start {load:.2f}. Generated by `{content['command']}`.", ""]
 
 
 if __name__ == "__main__":

@@ -20,16 +20,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from gpt_speed import NUM_THREADS, PEAK_SAID, shares_of_peak, write_files
+from gpt_speed import LEVELS, NUM_THREADS, PEAK_SAID, PEERS, made_by, shares_of_peak, write_files
 from pretraining_step import gemm_peak
 from rounds import in_turn, order_said, quiet_load, rates_of_processes, reached
-from surroundings import data_folder
+from surroundings import data_folder, noted
 from torch import nn
 
 from maskloom.checkpoints.huggingface import load_model, save_model
@@ -88,7 +87,8 @@ def main() -> None:
         for size in (size for size in options.sizes if "decode" in options.jobs and size in DECODING_AIMS):
             results += [decode(Path(folder), size, number, options.rounds) for number in (8, 32)]
             print(results[-2:], flush=True)
-    write_page(options.out, results, options.rounds, load)
+    figures = {"load": load, "rounds": options.rounds, "results": results, "summary": summary_rows(results)}
+    write_files(options.out, page, PEERS, **figures)
 
 
 def make_vocabulary(folder: Path) -> None:
@@ -213,7 +213,7 @@ def training_side(name: str, folder: Path, size: int) -> None:
     else:
         step = peer_step(name, folder, size)
     position: dict[str, int] = {}
-    with kept_memory() if name in PAIRS else nullcontext():  # as in a run
+    with kept_memory():  # as in a run, for the peers too
         for _ in sys.stdin:
             number, inputs = 0, []
             for _ in range(STEPS[size]):
@@ -231,7 +231,8 @@ def peer_step(name: str, folder: Path, size: int) -> Callable[[dict[str, torch.T
     from transformers import BartForConditionalGeneration
 
     if name == PEER_BART:
-        peer: Any = BartForConditionalGeneration.from_pretrained(folder / f"bart-{size}")
+        place = folder / f"bart-{size}"
+        peer: Any = BartForConditionalGeneration.from_pretrained(place, attn_implementation="sdpa")
     else:
         peer = TorchTransformer(transformer(folder, size))
     optimizer = torch.optim.AdamW(parameter_groups(peer, 0.01), lr=1e-4, eps=1e-6, fused=True)
@@ -290,7 +291,7 @@ def decode(folder: Path, size: int, number: int, rounds: int) -> dict[str, Any]:
     model = build_model(config, ("decoder",), seed=0).eval()
     save_model(model, place)
     pack_for_inference(model, decodes=True)  # as in maskloom.load
-    peer = BartForConditionalGeneration.from_pretrained(place).eval()
+    peer = BartForConditionalGeneration.from_pretrained(place, attn_implementation="sdpa").eval()
     batches = batches_of(folder, size)
     batch = batches.data.batch(np.arange(number))  # in file order, with different lengths
     objective = SequenceToSequence(generation=Generation(NUM_TOKENS, beam=BEAM, min_tokens=NUM_TOKENS))
@@ -337,32 +338,59 @@ def summary_rows(results: list[dict[str, Any]]) -> list[dict[str, str]]:
     ]
 
 
-def write_page(path: Path, results: list[dict[str, Any]], rounds: int, load: float) -> None:
-    """Write PATH.md and PATH.json."""
+def page(content: dict[str, Any]) -> str:
+    """Return the page of stored figures as Markdown."""
+    results = content["results"]
+    has_peak = any("peak" in result for result in results)
     lines = [
         "# Sequence to sequence: training and decoding",
         "",
-        f"{order_said(rounds)} Tokens per second, median of the rounds; ratio of ours to the peer with its range.",
+        f"{order_said(content['rounds'])} Tokens per second, median of the rounds; ratio of ours to the peer with its "
+        "range. Multi30k, German to English, one WordPiece vocabulary for both languages.",
         "",
-        PEAK_SAID,
-        "",
-        "| job | ours | tokens/s | peer | tokens/s | ratio | reached (floor / target / stretch) | of peak |",
-        "|---|---|---|---|---|---|---|---|",
+        *compared(results),
+        *noted(content),
+        *([PEAK_SAID, ""] if has_peak else []),
+        f"| job | ours | tokens/s | peer | tokens/s | ratio | {LEVELS} |{' of peak |' if has_peak else ''}",
+        "|---" * (7 + has_peak) + "|",
     ]
     for result in results:
         ours, peer = result["rates"]
         ratios = [a / b for a, b in zip(ours, peer, strict=True)]
         middle = statistics.median(ratios)
+        share = f" {shares_of_peak(result, ours, peer)} |" if has_peak else ""
         lines.append(
             f"| {result['what']} | {result['ours']} | {statistics.median(ours):,.0f} | {result['peer']} | "
             f"{statistics.median(peer):,.0f} | {middle:.2f} ({min(ratios):.2f}-{max(ratios):.2f}) | "
-            f"{reached(middle, result['aims'])} | {shares_of_peak(result, ours, peer)} |"
+            f"{reached(middle, result['aims'])} |{share}"
         )
     if differences := [result["difference"] for result in results if "difference" in result]:
         lines += ["", f"Before timing, the losses of both BARTs differ by at most {max(differences):.1e} nats."]
     if equal := [f"{100 * result['equal_tokens']:.0f} %" for result in results if "equal_tokens" in result]:
         lines += ["", f"Decoded tokens that are equal on both sides, row by row: {', '.join(equal)}."]
-    write_files(path, lines, results, load, summary_rows(results))
+    return "\n".join([*lines, *made_by(content)])
+
+
+def compared(results: list[dict[str, Any]]) -> list[str]:
+    """Return a paragraph on each job of the page: what both sides do."""
+    jobs, lines = {result["what"].partition(",")[0] for result in results}, []
+    if "training" in jobs:
+        lines += [
+            "Training: all sides read the same batches, grouped by length, and train with a label smoothing of 0.1; "
+            "tokens are those of sources and targets, without padding. The peers are transformers' "
+            "`BartForConditionalGeneration` with sdpa and the same weights, and torch's `nn.Transformer` with the same "
+            "sizes, both with fused AdamW and gradient clipping; their padded tensors are ready before the clock "
+            "starts, while ours includes batching.",
+            "",
+        ]
+    if "decoding" in jobs:
+        lines += [
+            f"Decoding: {NUM_TOKENS} tokens for each source with beam {BEAM}, by a BART with random weights; sources "
+            "in the file's order, with different lengths. The peer is transformers' `generate` with its cache and "
+            "sdpa.",
+            "",
+        ]
+    return lines
 
 
 if __name__ == "__main__":

@@ -69,6 +69,7 @@ class Peer:
             self._batches = [{name: tensor.pin_memory() for name, tensor in batch.items()} for batch in self._batches]
         self._is_half, self._loss = precision == "bf16", HostCopy(torch.zeros(()))
 
+    @kept_memory()  # as on our side
     def step(self) -> float:
         """Take a step, as in careful user code, and return its loss; on a GPU that of the step before, if there is one.
 

@@ -1,9 +1,11 @@
 """Benchmark pages state the order of the runs, the result of every row, and how it compares with the plain peer."""
 
 import importlib
+import io
 import json
 import sys
 from argparse import Namespace
+from contextlib import contextmanager
 from pathlib import Path
 from typing import get_args
 
@@ -257,8 +259,21 @@ def test_a_step_has_a_side_for_each_library_that_this_processor_lets_it_choose(l
 @pytest.mark.parametrize(
     ("name", "written_by"),
     [
+        ("benchmarks/elmo_speed", "elmo_speed.page"),
+        ("benchmarks/elmo_speed_intel", "elmo_speed.page"),
+        ("benchmarks/finetuning_speed", "finetuning_speed_report.page"),
+        ("benchmarks/finetuning_speed_intel", "finetuning_speed_report.page"),
+        ("benchmarks/gpt_speed", "gpt_speed.page"),
+        ("benchmarks/gpt_speed_intel", "gpt_speed.page"),
+        ("benchmarks/gpt_speed_zen5", "gpt_speed.page"),
         ("benchmarks/gpu", "gpu_check_report.page"),
+        ("benchmarks/half_precision", "half_precision.page"),
         ("benchmarks/overheads", "overheads_report.page"),
+        ("benchmarks/recurrent_speed", "recurrent_speed.page"),
+        ("benchmarks/recurrent_speed_intel", "recurrent_speed.page"),
+        ("benchmarks/seq2seq_speed", "seq2seq_speed.page"),
+        ("benchmarks/seq2seq_speed_intel", "seq2seq_speed.page"),
+        ("benchmarks/seq2seq_speed_zen4", "seq2seq_speed.page"),
         ("benchmarks/vocabulary_training", "vocabulary_training.report"),
         ("benchmarks/weak_scaling", "weak_scaling.page"),
         ("benchmarks/words", "words.report"),
@@ -271,10 +286,7 @@ def test_a_stored_page_is_what_its_figures_give(name, written_by):
     script, _, function = written_by.partition(".")
     page, stored = getattr(importlib.import_module(script), function), ROOT / f"{name}.md"
     found = page(json.loads(stored.with_suffix(".json").read_text("utf-8"))).splitlines()
-    expected = stored.read_text("utf-8").splitlines()
-    if script == "overheads_report":  # the last line names the versions that are installed
-        found, expected = found[:-1], expected[:-1]
-    assert found == expected
+    assert found == stored.read_text("utf-8").splitlines()
 
 
 def test_each_seed_of_an_ablation_is_scored_on_the_text_that_it_holds_out(tmp_path, monkeypatch):
@@ -337,6 +349,133 @@ def test_rows_of_gpt_name_the_sizes_that_were_measured_beside_the_plain_peer():
     rates = {OURS: [3.0, 3.0], PEER: [2.0, 2.0], COMPILED: [3.0, 3.0]}
     (row,) = summary_rows([{"what": "training, base, rows of 512", "rates": rates}])
     assert (row["job"], row["result"]) == ("GPT training step, base", "1.50 times the tokens per second")
+
+
+def test_versions_name_the_peers_and_one_that_is_not_installed():
+    from surroundings import versions
+
+    found = versions("numpy", "no-such-package")
+    assert found.startswith(f"{versions()}, numpy ")
+    assert found.endswith(", no-such-package absent")
+    assert [part.split()[0] for part in versions().split(", ")] == ["Python", "torch"]
+
+
+def test_rows_of_gpt_are_kept_from_runs_on_the_same_machine_and_text_and_name_their_run(tmp_path, monkeypatch):
+    import gpt_speed as script
+
+    monkeypatch.setattr(script, "machine_name", lambda *peers: f"a machine with {', '.join(peers)}")
+    monkeypatch.setattr("sys.argv", ["benchmarks/gpt_speed.py", "--jobs", "generate"])
+    rates = {script.OURS: [3.0] * 5, script.PEER: [2.0] * 5}
+    row = {"what": "generation of 128 tokens, mini, 1 prompt", "aims": None, "equal_tokens": 1.0, "rates": rates}
+    script.write_files(tmp_path / "page", script.page, script.PEERS, load=0.25, text="a text", results=[row])
+    first = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert "a machine with transformers; load at the start 0.25." in first
+    assert "Training:" not in first
+    assert "Measured in" not in first
+    assert script.former_results(tmp_path / "page", "another text") == []
+    kept = script.former_results(tmp_path / "page", "a text")
+    monkeypatch.setattr("sys.argv", ["benchmarks/gpt_speed.py", "--jobs", "train"])
+    trained = {"what": "training, mini, rows of 512", "aims": None, "difference": 0.0, "rates": rates}
+    script.write_files(tmp_path / "page", script.page, script.PEERS, load=0.0, text="a text", results=[*kept, trained])
+    told = (
+        "Measured in an earlier run on the same machine (load at the start 0.25, `python benchmarks/gpt_speed.py "
+        "--jobs generate`): generation of 128 tokens, mini, 1 prompt."
+    )
+    second = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert told in second.splitlines()
+    assert "Rows per batch, of 128 / 512 tokens: mini 32 / 8." in second
+    assert script.former_results(tmp_path / "page", "a text")[0]["run"] == kept[0]["run"]
+    monkeypatch.setattr(script, "machine_name", lambda *peers: "another machine")
+    assert script.former_results(tmp_path / "page", "a text") == []
+
+
+def test_the_page_of_gpt_has_a_column_of_the_peak_where_that_was_measured():
+    import gpt_speed as script
+
+    row = {"what": "training, mini, rows of 512", "aims": None, "difference": 0.0}
+    row |= {"rates": {script.OURS: [30.0] * 5, script.PEER: [20.0] * 5}, "peak": 1000.0, "flops": 10.0}
+    content = {"machine": "a machine", "load": 0.0, "command": "a command", "text": "a text", "results": [row]}
+    lines = script.page(content).splitlines()
+    assert script.PEAK_SAID in lines
+    assert {line.count("|") for line in lines if line.startswith("|")} == {8}
+    assert "| 30 % / 20 % |" in lines[-5]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("gpt_speed", ("base", 128)), ("seq2seq_speed", (128,)), ("recurrent_speed", (128,))],
+)
+def test_peers_keep_the_memory_that_a_step_frees_as_our_side_does(name, arguments, monkeypatch):
+    pytest.importorskip("transformers")
+    script, entered = importlib.import_module(name), []
+
+    @contextmanager
+    def kept_memory():
+        entered.append(name)
+        yield
+
+    peer = script.PEER_BART if name == "seq2seq_speed" else script.PEER
+    before = {"recurrent_speed": ("tagger", Path())}.get(name, (Path(), Path()) if name == "gpt_speed" else (Path(),))
+    monkeypatch.setattr("transformers.OpenAIGPTLMHeadModel.from_pretrained", lambda *_, **__: None)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    for function, result in {
+        "kept_memory": kept_memory(),
+        "chosen_device": None,
+        "rows_of_text": (None, 8),
+        "batches_of": None,
+        "task_and_batches": (Namespace(heads=["tags"]), None),
+        "new_model": None,
+        "PackedLstm": Namespace(train=lambda: None),
+        "peer_step": None,
+    }.items():
+        monkeypatch.setattr(script, function, lambda *_, result=result: result, raising=False)
+    script.training_side(peer, *before, *arguments)
+    assert entered == [name]
+
+
+def test_the_peer_of_a_step_keeps_memory_too(monkeypatch):
+    from step_sides import Peer
+
+    from maskloom.training.faults import memory
+
+    set_to = []
+    monkeypatch.setattr(memory, "_MALLOPT", lambda threshold, size: set_to.append(size))
+    with pytest.raises(AttributeError):
+        Peer.step(object())
+    assert set_to[: len(set_to) // 2] == [2**31 - 1] * len(memory._THRESHOLDS)
+
+
+def test_the_page_of_elmo_says_with_which_versions_and_how_much_load_it_was_measured():
+    from elmo_speed import page
+
+    row = {"size": "tiny", "part": "step", "rows": 32, "threads": 2, "rates": [[3.0], [2.0]]}
+    figures = {"command": "a command", "machine": "a machine", "versions": "torch 2", "rounds": 5, "parts": "Parts."}
+    figures |= {"loss_difference": 1e-8, "gradient_difference": 1e-7}
+    figures["results"] = [{**row, "load": 0.25}, {**row, "load": 0.5}]
+    assert page(figures).endswith("a machine; torch 2; load before each row at most 0.50.\n")
+
+
+def test_the_page_of_a_gpu_names_the_versions_of_its_peers_and_its_host():
+    from gpu_check_report import page
+
+    about = {"device": "a GPU", "versions": "Python 3, torch 2, transformers 5", "processor": "a host", "load": 0.25}
+    text = page({**about, "peak": 1e14, "rounds": 5})
+    assert "on a GPU, Python 3, torch 2, transformers 5. Host: a host; load at the last start 0.25. A large" in text
+
+
+@pytest.mark.parametrize("name", ["finetuning_speed", "finetuning_speed_intel"])
+def test_the_page_of_fine_tuning_describes_the_data_that_were_measured(name):
+    page = ROOT / "benchmarks" / f"{name}.md"
+    figures = json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
+    told, data = " ".join(page.read_text(encoding="utf-8").split()), {job["data"] for job in figures["jobs"]}
+    for phrase, named in (
+        ("SQuAD", "SQuAD v1.1"),
+        ("run_qa", "SQuAD v1.1"),
+        ("Wide mix", "Wide mix"),
+        ("GoEmotions' texts", "GoEmotions"),
+    ):
+        assert (phrase in told) == (named in data), phrase
+    assert ("- Memory:" in page.read_text(encoding="utf-8")) == bool(figures["memory"])
 
 
 def test_minutes_of_a_resumed_run_are_unknown(tmp_path):

@@ -137,7 +137,7 @@ def test_figures_beside_other_work_are_kept_only_with_as_many_rounds(rounds, tmp
     former = {**stored, **own, "jobs": {"tiny": stored["jobs"]["tiny"]}}
     (tmp_path / "busy.json").write_text(json.dumps(former), encoding="utf-8")
     for name, value in {"processor": "p", "versions": "v", "quiet_load": 0.0}.items():
-        monkeypatch.setattr(busy, name, lambda value=value: value)
+        monkeypatch.setattr(busy, name, lambda *_, value=value: value)
     monkeypatch.setattr(busy, "__file__", str(tmp_path / "busy.py"))
     monkeypatch.setattr(busy, "measured", lambda job, rounds: stored["jobs"]["tiny"])
     monkeypatch.setattr("sys.argv", ["busy.py", "--jobs", "mini", "--rounds", str(rounds)])
