@@ -145,12 +145,7 @@ def _pretrain(
     before = {} if init is None else run.metrics_before(plans)
     if init is not None:
         progress.say(f"before step 1: {describe_metrics(before)}")
-    metrics: dict[str, Any] = {}
-    position: dict[str, int] = {}
-    for number, plan in enumerate(plans):
-        is_newest = not any((out / "checkpoints" / later.name).exists() for later in plans[number + 1 :])
-        reads_on = number > 0 and not row.has_state and dict(plans[number - 1].data) == dict(plan.data)
-        metrics, position = run.train_phase(plan, position if reads_on else {}, verify=verify and is_newest)
+    metrics = run.train(plans, verify=verify)
     metrics |= {"before": before} if before else {}
     whole = ranks.whole(model)
     if ranks.is_first:
@@ -286,6 +281,16 @@ class _Run:
             for name, value in self.reference.sums(batch).items() if self.reference else ():
                 sums[name] += value
             yield batch
+
+    def train(self, plans: list[PhasePlan], *, verify: bool) -> dict[str, Any]:
+        """Train the phases in turn; after one with the same data settings, a phase reads on where that one stopped."""
+        metrics: dict[str, Any] = {}
+        position: dict[str, int] = {}
+        for number, plan in enumerate(plans):
+            is_newest = not any((self.out / "checkpoints" / later.name).exists() for later in plans[number + 1 :])
+            reads_on = number > 0 and not self.row.has_state and dict(plans[number - 1].data) == dict(plan.data)
+            metrics, position = self.train_phase(plan, position if reads_on else {}, verify=verify and is_newest)
+        return metrics
 
     def train_phase(
         self, plan: PhasePlan, position: dict[str, int], *, verify: bool
