@@ -23,8 +23,8 @@ def chosen_device(name: Any = "auto") -> torch.device:
     If torchrun started several processes on a machine, each uses the GPU given by its LOCAL_RANK. On the CPU, threads
     share cores with other programs from then on (`shared_cores`); CUDA computes in fp32 without TF32, in LSTMs too.
     "auto" passes over a GPU that torch was not built for, such as a very old one. Raises ConfigError for an unknown
-    name, a device that torch does not find or was not built for, one GPU requested for several processes, and if
-    nothing tells which of several GPUs belongs to this process.
+    name, a device that torch does not find or was not built for, one GPU requested for several processes, fewer GPUs
+    than processes, and if nothing tells which of several GPUs belongs to this process.
     """
     if name == "auto":
         name = os.environ.get("MASKLOOM_DEVICE") or name
@@ -52,7 +52,9 @@ def chosen_device(name: Any = "auto") -> torch.device:
         local = os.environ.get("LOCAL_RANK")
         if local is None and min(num_processes(), num_gpus) > 1:
             raise ConfigError(f"LOCAL_RANK is not set, which chooses one of {num_gpus} GPUs; torchrun sets it")
-        number = int(local or 0) % num_gpus
+        number = int(local or 0) if num_gpus > 1 else 0  # a scheduler may show each process only its own
+        if number >= num_gpus:
+            raise ConfigError(f"LOCAL_RANK = {number}: there are {num_gpus} GPUs here; start one process for each")
     if number >= num_gpus:
         raise ConfigError(f"device {name!r}: torch {torch.__version__} finds {num_gpus} CUDA devices here")
     if not _has_kernels(number):

@@ -96,10 +96,13 @@ def test_each_process_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     _machine(monkeypatch, gpus=2)
     monkeypatch.setenv("WORLD_SIZE", "4")
     taken = []
-    for rank in range(4):
+    for rank in range(2):
         monkeypatch.setenv("LOCAL_RANK", str(rank))
         taken.append(chosen_device("cuda").index)
-    assert taken == [0, 1, 0, 1]
+    assert taken == [0, 1]
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(ConfigError, match="LOCAL_RANK = 2: there are 2 GPUs here; start one process for each"):
+        chosen_device("cuda")
     with pytest.raises(ConfigError, match="each process uses its own GPU; give 'cuda'"):
         chosen_device("cuda:1")
     monkeypatch.delenv("LOCAL_RANK")
