@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import maskloom.runs.pretrain as pretraining
 from maskloom.data.corpus.opening import Corpus, split_documents
 from maskloom.data.loader import Loader
 from tools.checking import verify_checkpoint
@@ -206,12 +207,15 @@ def test_two_phases_carry_the_weights_over(run, corpus: Path, tmp_path: Path, mo
     out = tmp_path / "run"
     phases = "phases=[{max_length=16, steps=6, batch_size=4}, {max_length=32, steps=3, batch_size=2}]"
     more = ["--set", phases, "--set", "data.max_length=64"]
+    evaluated, evaluate = [], pretraining.evaluate
+    monkeypatch.setattr(pretraining, "evaluate", lambda *given: evaluated.append(given) or evaluate(*given))
     said = run("pretrain", "--corpus", corpus, "--out", out, "--size", "tiny", *TINY, *more)
     assert "data.max_length = 64: ignored, every phase has its own length" in said
     (held_out,) = re.findall(r"held out: (\d+) of (\d+) documents, ([\d.]+) % of the tokens", said)
     _check_share(corpus, held_out)
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     assert [e["step"] for e in events if e["event"] == "finished"] == [6, 3]
+    assert len(evaluated) == sum(e["event"] == "evaluation" for e in events)  # the last step not twice
     from safetensors.numpy import load_file
 
     first = load_file(out / "checkpoints/phase-1/step-00000006/model.safetensors")

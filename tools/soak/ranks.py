@@ -161,7 +161,7 @@ _MOST_SECONDS = 60.0
 def _r15(budget: Budget) -> Iterator[Trial]:
     with Fleet(1) as fleet:
         data = prepare(fleet.first, budget.work / "data", num_topics=25)
-    job = (*pretraining(data, steps=STEPS, save_every=5, evaluate_every=25).arguments, *_MICRO)
+    job = (*pretraining(data, steps=STEPS, save_every=5, evaluate_every=20).arguments, *_MICRO)
     for mode in (_DDP, _FSDP):
         alone = _Folder(budget.work / f"alone-{mode[1]}", job)
         code, said, _seconds = _torchrun(alone.place, (*job, *mode), rank=0, fault="", restarts=0)

@@ -145,7 +145,7 @@ def _pretrain(
     before = {} if init is None else run.metrics_before(plans)
     if init is not None:
         progress.say(f"before step 1: {describe_metrics(before)}")
-    metrics = run.train(plans, verify=verify)
+    metrics = run.train_phases(plans, verify=verify)
     metrics |= {"before": before} if before else {}
     whole = ranks.whole(model)
     if ranks.is_first:
@@ -282,7 +282,7 @@ class _Run:
                 sums[name] += value
             yield batch
 
-    def train(self, plans: list[PhasePlan], *, verify: bool) -> dict[str, Any]:
+    def train_phases(self, plans: list[PhasePlan], *, verify: bool) -> dict[str, Any]:
         """Train the phases in turn; after one with the same data settings, a phase reads on where that one stopped."""
         metrics: dict[str, Any] = {}
         position: dict[str, int] = {}
@@ -302,6 +302,12 @@ class _Run:
         settings, progress, ranks = plan.training, self.progress, self.ranks
         loader = self.loader(self.train, plan, settings.batch_size, rows=ranks.rows(settings))
         state = replace(TrainState.fresh(self.model, settings), position=position)
+        evaluated: dict[int, dict[str, float]] = {}  # by step: the newest metrics
+
+        def measure() -> dict[str, float]:
+            evaluated.clear()
+            return evaluated.setdefault(state.step, self.held_out_metrics(plan, ranks.whole(self.model)))
+
         with open_run_log(self.out / "events.jsonl", is_first=ranks.is_first, log_to=settings.log_to) as log:
             session = TrainingSession(
                 state=state,
@@ -311,7 +317,7 @@ class _Run:
                 seed=self.recipe.seed,
                 checkpoints=self.out / "checkpoints" / plan.name,
                 log=log,
-                evaluate=lambda: self.held_out_metrics(plan, ranks.whole(self.model)),
+                evaluate=measure,
                 on_metrics=lambda step, metrics: progress.say(f"step {step}: {describe_metrics(metrics)}"),
                 say=progress.say,
                 name=plan.name,
@@ -337,7 +343,7 @@ class _Run:
             progress.begin(f"{plan.name}, length {plan.data.max_length}", steps, start)
             session.run()
             progress.end()
-            metrics = self.held_out_metrics(plan, ranks.whole(self.model))
+            metrics = evaluated[state.step] if state.step in evaluated else measure()
             seconds = time.perf_counter() - started
             log.write("finished", stage=plan.name, step=state.step, seconds=seconds, metrics=metrics)
         return metrics, state.position
