@@ -23,7 +23,8 @@ from maskloom.reproduce import layer_costs, recurrent, who_sees_whom
 from maskloom.reproduce.results import write_results
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-NAMES = tuple(name for name in get_args(ExperimentName) if (RESULTS / f"{name}.json").exists())
+# "budget_sizes" has the experiment "budget" on another machine.
+NAMES = tuple(name for name in (*get_args(ExperimentName), "budget_sizes") if (RESULTS / f"{name}.json").exists())
 ENDINGS = ("json", "md", "html")
 
 

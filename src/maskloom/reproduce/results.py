@@ -141,7 +141,7 @@ def _how(num_seeds: int) -> str:
 
 def _notes(experiment: Experiment, results: Mapping[str, Any]) -> list[str]:
     """Return what the paper says besides its numbers, and what limits these results."""
-    notes = [experiment.note] if experiment.note else []
+    notes = [note for note in (experiment.note, results.get("note")) if note]
     if any(results["trained"][model]["minutes"] is None for model in experiment.models if "trained" in results):
         notes.append("In the total time, a run that was interrupted counts only since it was resumed.")
     if (frequencies := _frequencies(results)) is None:
