@@ -124,7 +124,8 @@ def _check_arguments() -> None:
 def _error_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         error = OSError(f"{error.filename}: {error.strerror}")
-    return f"error: {printable(str(error) or 'memory ran out', keep=chr(10))}"
+    text = str(error) or ("memory ran out" if isinstance(error, MemoryError) else type(error).__name__)
+    return f"error: {printable(text, keep=chr(10))}"
 
 
 def _tell_how_to_go_on(stop: Interrupted) -> None:

@@ -28,7 +28,8 @@ _PLATEAU = 0.5
 def write_results(results: dict[str, Any], out: Path) -> dict[str, Any]:
     """Write results.json, table.md and report.html, and return the results with the verdicts.
 
-    `results["columns"]` maps the roles of the tasks to their names. Stored results give the same files again.
+    `results["columns"]` maps the roles of the tasks to their names; `results["note"]`, if there is one, is a remark on
+    the page. Stored results give the same files again.
     """
     experiment, names = experiment_of(results), results["columns"]
     verdicts = [trend.verdict(results["scores"]) for trend in experiment.trends if trend.task in (None, *names)]

@@ -149,7 +149,9 @@ class Phase(Section):
     """One phase of pre-training at one sequence length; absent keys come from [data] and [training]."""
 
     max_length: Length = Field(ge=5, description="Maximum sequence length of the phase in tokens.")
-    steps: Count = Field(description="Number of steps; after a phase of the same max_length, it reads on in the text.")
+    steps: Count = Field(
+        description="Number of steps. A phase of the same max_length as the one before reads on in the text."
+    )
     batch_size: BatchSize | None = key(None, "Sequences per step; defaults to training.batch_size.")
     learning_rate: Positive | None = key(None, "Peak learning rate; defaults to training.learning_rate.")
     warmup_steps: CountOrNone | None = key(None, "Number of warm-up steps; defaults to the warm-up of [training].")

@@ -46,6 +46,12 @@ def test_other_failures_that_a_message_explains_are_1(monkeypatch, capsys, error
     assert "Traceback" not in capsys.readouterr().err
 
 
+def test_a_failure_without_a_message_is_named_by_its_kind(monkeypatch, capsys) -> None:
+    """Regression: every error without a message was said to be a lack of memory."""
+    assert _ended(monkeypatch, OSError()) == 1
+    assert capsys.readouterr().err == "error: OSError\n"
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
