@@ -54,7 +54,7 @@ from maskloom.training.settings import TrainingSection
 from maskloom.training.state import TrainState
 
 LAYERS, BATCH = {128: 2, 256: 4, 512: 6}, {128: 64, 256: 64, 512: 32}
-STEPS = {128: 8, 256: 3, 512: 2}
+STEPS, WARM_UP = {128: 16, 256: 8, 512: 3}, {128: 60, 256: 30, 512: 8}  # by then memory and kernels are ready
 TRAINING_AIMS = {128: (1.5, 2.0, 2.5), 256: (1.5, 2.0, 2.5), 512: (1.1, 1.3, 1.5)}
 DECODING_AIMS = {256: (1.5, 2.0, 3.0), 512: (1.1, 1.3, 1.6)}
 PAD, BEGIN, END = 0, 2, 3  # special-token ids of a vocabulary trained here
@@ -213,17 +213,23 @@ def training_side(name: str, folder: Path, size: int) -> None:
     else:
         step = peer_step(name, folder, size)
     position: dict[str, int] = {}
+
+    def rate(num_steps: int) -> float:
+        nonlocal position
+        number, inputs = 0, []
+        for _ in range(num_steps):
+            batch, position = batches.next_batch(position)
+            number += len(batch.token_ids) + len(batch.target_ids)
+            inputs.append(padded(batch))
+        started = time.perf_counter()
+        for tensors in inputs:
+            step(tensors)
+        return number / (time.perf_counter() - started)
+
     with kept_memory():  # as in a run, for the peers too
+        rate(WARM_UP[size])
         for _ in sys.stdin:
-            number, inputs = 0, []
-            for _ in range(STEPS[size]):
-                batch, position = batches.next_batch(position)
-                number += len(batch.token_ids) + len(batch.target_ids)
-                inputs.append(padded(batch))
-            started = time.perf_counter()
-            for tensors in inputs:
-                step(tensors)
-            print(number / (time.perf_counter() - started), flush=True)
+            print(rate(STEPS[size]), flush=True)
 
 
 def peer_step(name: str, folder: Path, size: int) -> Callable[[dict[str, torch.Tensor]], None]:
@@ -380,7 +386,9 @@ def compared(results: list[dict[str, Any]]) -> list[str]:
             "tokens are those of sources and targets, without padding. The peers are transformers' "
             "`BartForConditionalGeneration` with sdpa and the same weights, and torch's `nn.Transformer` with the same "
             "sizes, both with fused AdamW and gradient clipping; their padded tensors are ready before the clock "
-            "starts, while ours includes batching.",
+            "starts, while ours includes batching. Each round takes "
+            f"{' / '.join(map(str, STEPS.values()))} steps at widths {' / '.join(map(str, STEPS))}, after "
+            f"{' / '.join(map(str, WARM_UP.values()))} steps that are not timed.",
             "",
         ]
     if "decoding" in jobs:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from maskloom.layers.processor.fused_layers import fuses, loss_and_gradient, weight_gradient
 from maskloom.layers.processor.matrix_products import product, transposed_product
-from maskloom.layers.processor.onednn import filled_number, prefers_onednn, row_step
+from maskloom.layers.processor.onednn import filled_number, filled_up, is_half_on_cpu, prefers_onednn, row_step
 
 # Logits computed at a time: 32 MiB in fp32, which the C library's allocator reuses instead of mapping fresh pages.
 _NUM_LOGITS = (1 << 23) - (1 << 12)
@@ -108,8 +108,9 @@ class _VocabularyLoss(torch.autograd.Function):
         for first in range(0, hidden.shape[0], num_rows):
             rows, targets = hidden[first : first + num_rows], labels[first : first + num_rows, None]
             row_weights = None if weights is None else weights[first : first + num_rows]
-            logits = _logits(rows, decoder, bias, full.dtype, room)
-            leads = None
+            filled = filled_up(rows) if is_half_on_cpu(rows) or prefers_onednn(rows, len(decoder)) else rows
+            block = _logits(filled, decoder, bias, full.dtype, room)
+            logits, leads = block[: len(rows)], None
             if smoothing:  # mean -log p over all words is that of the label plus its lead over the mean logit
                 middle = torch.mv(rows.to(full.dtype), mean_word) + (0.0 if bias is None else bias.mean())
                 leads = smoothing * (logits.gather(1, targets).squeeze(1) - middle)
@@ -129,9 +130,13 @@ class _VocabularyLoss(torch.autograd.Function):
                 d_logits *= row_weights.unsqueeze(1)
             if d_bias is not None:
                 d_bias += d_logits.sum(0)
-            d_logits = d_logits.to(rows.dtype)
-            d_hidden[first : first + num_rows] = product(d_logits, decoder.t())
-            total.add(d_logits, rows)
+            if on_cpu:  # the gradients of a block have its place, and none are those of the rows that fill it up
+                block[len(rows) :] = 0.0
+            else:
+                block = d_logits
+            block = block.to(rows.dtype)
+            d_hidden[first : first + num_rows] = product(block, decoder.t())[: len(rows)]
+            total.add(block, filled)
         if smoothing:  # the same for all words of a row, so it need not pass through the logits
             shares = (
                 hidden.new_full((len(hidden),), smoothing) if weights is None else smoothing * weights.to(hidden.dtype)
