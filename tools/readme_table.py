@@ -27,6 +27,7 @@ PAGES = (
     "finetuning_speed",
     "finetuning_speed_intel",
     "embedding",
+    "embedding_zen5",
     "embedding_intel",
     "gpt_speed",
     "gpt_speed_zen5",
