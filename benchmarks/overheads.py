@@ -22,7 +22,7 @@ from surroundings import minilm_folder, processor, versions
 
 HERE = Path(__file__).parent
 PARTS = ("start_up", "evaluation", "saves", "options")
-RUNS = ("pretrain", "finetune", "evaluate", "predict", "embed")
+RUNS = ("pretrain", "finetune", "evaluate", "predict")
 LOADED = "import maskloom; maskloom.load({0!r}).encode(['one sentence'])"
 THEIRS = (
     "from transformers import AutoTokenizer, BertModel; t = AutoTokenizer.from_pretrained({0!r}); "

@@ -149,6 +149,7 @@ def train(folder: Path, size: int, rounds: int) -> list[dict[str, Any]]:
     limits = {"peak": statistics.median(peaks), "flops": useful_flops(bart(folder, size), batches)}
     return [
         {"what": what, "aims": TRAINING_AIMS[size], "ours": ours, "peer": peer, "difference": difference, **limits}
+        | {"steps": STEPS[size], "warm_up": WARM_UP[size]}
         | {"rates": [rates[ours], rates[peer]]}
         for ours, peer in PAIRS.items()
     ]
@@ -377,6 +378,15 @@ def page(content: dict[str, Any]) -> str:
     return "\n".join([*lines, *made_by(content)])
 
 
+def rounds_said(results: list[dict[str, Any]]) -> str:
+    """Say how many steps a round takes, and how many come before the first; earlier figures do not have them."""
+    steps = {result["what"].split(", ")[1]: result for result in results if "steps" in result}
+    if not steps:
+        return ""
+    timed, before = (" / ".join(str(each[key]) for each in steps.values()) for key in ("steps", "warm_up"))
+    return f" A round takes {timed} steps ({' / '.join(steps)}), after {before} that are not timed."
+
+
 def compared(results: list[dict[str, Any]]) -> list[str]:
     """Return a paragraph on each job of the page: what both sides do."""
     jobs, lines = {result["what"].partition(",")[0] for result in results}, []
@@ -386,9 +396,7 @@ def compared(results: list[dict[str, Any]]) -> list[str]:
             "tokens are those of sources and targets, without padding. The peers are transformers' "
             "`BartForConditionalGeneration` with sdpa and the same weights, and torch's `nn.Transformer` with the same "
             "sizes, both with fused AdamW and gradient clipping; their padded tensors are ready before the clock "
-            "starts, while ours includes batching. Each round takes "
-            f"{' / '.join(map(str, STEPS.values()))} steps at widths {' / '.join(map(str, STEPS))}, after "
-            f"{' / '.join(map(str, WARM_UP.values()))} steps that are not timed.",
+            f"starts, while ours includes batching.{rounds_said(results)}",
             "",
         ]
     if "decoding" in jobs:

@@ -1,6 +1,6 @@
 """Benchmark pages state the order of the runs, the result of every row, and how it compares with the plain peer."""
 
-import importlib
+import importlib.util
 import io
 import json
 import sys
@@ -222,6 +222,13 @@ def test_the_peer_of_budget_reaches_the_learning_rate_that_it_is_given():
     assert rate_at(0.0, 5e-4, 0.0) == 5e-4
 
 
+def test_overheads_times_imports_of_modules_that_exist():
+    import overheads
+
+    for name in overheads.RUNS:
+        assert importlib.util.find_spec(f"maskloom.runs.{name}"), name
+
+
 def test_start_up_is_measured_before_anything_is_loaded_that_would_count_as_its_memory(tmp_path, monkeypatch):
     import overheads
 
@@ -408,6 +415,7 @@ def test_the_page_of_gpt_has_a_column_of_the_peak_where_that_was_measured():
 def test_peers_keep_the_memory_that_a_step_frees_as_our_side_does(name, arguments, monkeypatch):
     pytest.importorskip("transformers")
     script, entered = importlib.import_module(name), []
+    monkeypatch.setattr(script, "WARM_UP", {128: 0}, raising=False)
 
     @contextmanager
     def kept_memory():

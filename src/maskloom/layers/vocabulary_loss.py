@@ -120,7 +120,7 @@ class _VocabularyLoss(torch.autograd.Function):
             else:
                 log_probabilities = torch.log_softmax(logits, 1)
                 losses = -log_probabilities.gather(1, targets).squeeze(1)
-                probabilities = log_probabilities.exp_()
+                probabilities = torch.exp(log_probabilities, out=logits)
             if leads is not None:
                 losses = losses + leads
             loss += (losses if row_weights is None else losses * row_weights).sum()
@@ -130,10 +130,7 @@ class _VocabularyLoss(torch.autograd.Function):
                 d_logits *= row_weights.unsqueeze(1)
             if d_bias is not None:
                 d_bias += d_logits.sum(0)
-            if on_cpu:  # the gradients of a block have its place, and none are those of the rows that fill it up
-                block[len(rows) :] = 0.0
-            else:
-                block = d_logits
+            block[len(rows) :] = 0.0  # no gradients in the rows that fill it up; the others are in place of the logits
             block = block.to(rows.dtype)
             d_hidden[first : first + num_rows] = product(block, decoder.t())[: len(rows)]
             total.add(block, filled)
