@@ -152,7 +152,7 @@ class Tokenizer(ABC):
 
     @cached_property
     def template(self) -> SequenceTemplate:
-        """The marks around the texts of a task; none if the token is missing that represents a whole text."""
+        """The marks around the texts of a task; none if the vocabulary has no token that represents a whole text."""
         special, marks = self.vocabulary.special, self.task_marks
         if "classify" in marks and special.classify is None:
             marks = ONE_TEXT

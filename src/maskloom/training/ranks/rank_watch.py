@@ -30,7 +30,7 @@ _LONGER = 10
 _BUSY_SHARE = 0.05
 
 Work = Literal["step", "own", "save"]
-"""What a rank is doing: a step, as all ranks do alike; work of its own, such as an evaluation; or a save."""
+"""What a rank is doing: a step, which all ranks take together; work of its own, such as an evaluation; or a save."""
 
 
 def torchrun_keeps_store() -> bool:
