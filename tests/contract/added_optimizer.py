@@ -23,5 +23,5 @@ def counting(groups, settings):
 
 
 def stairs(step, *, warmup_steps, steps):
-    """Return the factor on the peak rate: 1 for the first half of the steps, then 0.5."""
+    """Return what to multiply the peak rate by: 1 for the first half of the steps, then 0.5."""
     return 1.0 if step < steps / 2 else 0.5

@@ -109,7 +109,7 @@ def test_what_is_too_long_goes_from_the_longer_text(tokenizer: Tokenizer) -> Non
     kept = tokenizer.token_ids(long)[:2]
     assert cut.ids == [*template.begin, *kept, *template.middle, *tokenizer.token_ids(short), *template.end]
     assert cut.num_truncated == len(whole.ids) - len(cut.ids)
-    with pytest.raises(ConfigError, match=f"the marks of 2 texts need {num_marks}"):
+    with pytest.raises(ConfigError, match=f"special tokens for 2 texts take {num_marks}"):
         tokenizer.encode(long, short, max_length=num_marks - 1)
     with pytest.raises(ConfigError, match="the model's limit is"):
         tokenizer.encode(long, max_length=tokenizer.max_length + 1)

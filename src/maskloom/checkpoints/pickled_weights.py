@@ -1,4 +1,4 @@
-"""Weights written by torch.save (pytorch_model.bin), read by torch's reader of weights, which executes no code."""
+"""Weights written by torch.save (pytorch_model.bin), read by torch's weights-only loader, which executes no code."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def reproduce(
         float | None, _budget_option(min=0.01, help="Minutes of pre-training per recipe; 60 by default.")
     ] = None,
     beside: Annotated[
-        list[str] | None, _budget_option(help="NAME=FOLDER: a model from elsewhere, same vocabulary. Repeatable.")
+        list[str] | None, _budget_option(help="NAME=FOLDER: compare this model, with the same vocabulary. Repeatable.")
     ] = None,
     jobs: Annotated[
         int | None,

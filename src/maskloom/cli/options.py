@@ -150,7 +150,7 @@ def with_options(
 
 
 def only_given(**values: Any) -> dict[str, Any]:
-    """Return those of the running command's options that were given, by name, and none that has its default."""
+    """Return the running command's options that were given, by name, without those left at their defaults."""
     context = import_module(f"{_CLICK}.globals").get_current_context()
     return {name: value for name, value in values.items() if context.get_parameter_source(name).name != "DEFAULT"}
 
@@ -352,7 +352,7 @@ _FLAGS: dict[str, Any] = {
 
 
 def epochs_of(flags: dict[str, Any], changes: list[str] | None) -> float | None:
-    """Remove --epochs from the flags of pre-training and return it; rejects it beside --set training.steps."""
+    """Remove --epochs from the flags of pre-training and return it; rejects it together with --set training.steps."""
     from maskloom.recipe_files import by_key
 
     epochs = flags.pop("epochs")
@@ -367,7 +367,7 @@ def trains(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def space_beside(grid: list[str] | None, flags: dict[str, Any], changes: list[str] | None) -> Any:
-    """Return the search space of a grid, None without one; raises ConfigError if a flag or --set has a key of it."""
+    """Return the search space of a grid, None without one; raises ConfigError if a flag or --set has its keys."""
     if grid is None:
         return None
     from maskloom.recipe_files import by_key

@@ -63,11 +63,11 @@ def vocab_train(
         int,
         typer.Option(
             min=1,
-            help="Distinct words in memory, about 150 bytes each; beyond that, the rarest are dropped and counted.",
+            help="Distinct words to keep in memory, at about 150 bytes each; the rarest beyond that are dropped.",
         ),
     ] = 2_000_000,
     alphabet_limit: Annotated[
-        int, typer.Option(min=1, help="Distinct characters of wordpiece or bpe; words with rarer ones are unknown.")
+        int, typer.Option(min=1, help="Characters to keep, for wordpiece and bpe; words with rarer ones are unknown.")
     ] = 1000,
     sentinels: Annotated[
         int, typer.Option(min=0, help="Sentinel pieces for missing spans, for objective = span_corruption; T5 has 100.")

@@ -105,15 +105,15 @@ def embed(
     pooling: Annotated[
         PoolingMode | None,
         typer.Option(
-            help="How token vectors become one: their mean, the first one (cls) or their maximum. By default that of "
-            "a sentence-transformers folder, otherwise the mean."
+            help="How token vectors are combined into one: mean, cls (the first token's) or max; by default as in a "
+            "sentence-transformers folder, otherwise mean."
         ),
     ] = None,
     normalize: Annotated[
         bool | None,
         typer.Option(
             "--normalize/--no-normalize",
-            help="Scale every vector to length 1. By default only if a sentence-transformers folder says so.",
+            help="Scale every vector to length 1; by default only if a sentence-transformers folder does so.",
         ),
     ] = None,
     int8: Annotated[
@@ -230,7 +230,7 @@ def features(
     ] = None,
     units: Annotated[
         Literal["words", "tokens"] | None,
-        typer.Option(help="One vector per word (its first piece), or per token of a line."),
+        typer.Option(help="words: one vector per word, that of its first piece; tokens: one per token of a line."),
     ] = None,
     precision: Annotated[Literal["float32", "float16"], typer.Option(help="Number format on disk.")] = "float32",
     max_length: MaxLength = None,

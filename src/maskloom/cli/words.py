@@ -18,7 +18,7 @@ _KEYS: dict[str, tuple[Any, Any, str]] = {
     "model": (
         Literal["skipgram", "cbow"],
         "skipgram",
-        "skipgram: each word of a window predicts its centre; cbow: all of them together do.",
+        "skipgram: each word of a window predicts its centre; cbow: all words of the window together do.",
     ),
     "loss": (
         Literal["negative", "hierarchical", "softmax"],

@@ -197,7 +197,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         "sha256": isinstance(sums, dict) and set(sums) == {FEATURES, OFFSETS},
     }
     if wrong := [f"{name} {manifest.get(name)!r:.80}" for name, is_good in is_right.items() if not is_good]:
-        raise DataError(f"{path}: {', '.join(wrong)}: not that of a folder of features; write the features again")
+        raise DataError(f"{path}: {', '.join(wrong)}: not the manifest of stored features; write them again")
     return manifest
 
 

@@ -146,7 +146,7 @@ def continue_texts(
     limit = model.config.max_position_embeddings
     for number, prompt in enumerate(prompts):
         if not 0 < len(prompt) < limit:
-            raise DataError(f"prompt {number}: {len(prompt)} tokens; expected 1 to {limit - 1}, by the model's limit")
+            raise DataError(f"prompt {number}: {len(prompt)} tokens; expected 1 to {limit - 1}, the model's limit")
     room = min(limit, max(map(len, prompts)) + settings.max_tokens)
     num_steps = [min(settings.max_tokens, room - len(prompt)) for prompt in prompts]
     numbers = list(range(len(prompts))) if numbers is None else list(numbers)

@@ -71,7 +71,7 @@ def self_attention(predictor: Predictor, ids: list[int], segments: Sequence[int]
     with _recorded(_parts_of(predictor.model.encoder.layers, "attention")) as probabilities:
         _encoded(predictor, ids, segments)
     if not all(bool(layer.isfinite().all()) for layer in probabilities):
-        raise DataError("the model's attention is not made of finite numbers; its weights are corrupt")
+        raise DataError("the model's attention has values that are not finite; its weights are corrupt")
     return {SELF: AttentionMap(torch.stack(probabilities), ids, ids)} if probabilities else {}
 
 

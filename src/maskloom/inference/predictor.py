@@ -357,7 +357,7 @@ class Predictor(TaskModel):
             if self.writer is not None:
                 most_tokens(len(ids), least, name=name)
             elif len(ids) >= most:
-                raise DataError(f"{name}: {len(ids):,} tokens, but the model reads {most:,} including what it adds")
+                raise DataError(f"{name}: {len(ids):,} tokens, but the model reads {most:,}, special tokens included")
             elif len(ids) + least > most:
                 raise DataError(f"{name}: min_tokens {least} after {len(ids):,} tokens exceeds the model's {most:,}")
         return found, num_truncated

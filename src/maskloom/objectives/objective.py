@@ -75,7 +75,7 @@ def model_device(model: torch.nn.Module) -> torch.device:
 def check_ids(name: str, ids: np.ndarray, number: int) -> None:
     """Raise DataError for an id outside the model's 0 to `number` - 1, which a GPU would not detect."""
     if len(ids) and ((least := int(ids.min())) < 0 or int(ids.max()) >= number):
-        raise DataError(f"{name} id {least if least < 0 else int(ids.max())}: the model has 0 to {number - 1:,}")
+        raise DataError(f"{name} id {least if least < 0 else int(ids.max())}: the model has ids 0 to {number - 1:,}")
 
 
 def encode_batch(

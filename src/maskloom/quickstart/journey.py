@@ -64,7 +64,7 @@ class Stages:
         if path.exists():
             self._held = read_json_object(path)
             if not {"settings", "results", "seconds"} <= self._held.keys():
-                raise DataError(f"{path}: needs settings, results and seconds; choose another --out")
+                raise DataError(f"{path}: lacks settings, results or seconds; choose another --out")
             if self._held["settings"] != settings:
                 both = (self._held["settings"], settings)
                 told = [", ".join(f"{name} {value!r}" for name, value in given.items()) for given in both]

@@ -79,7 +79,7 @@ class Experiment:
 
     `models` has the pre-training settings by model name. `measures` names the pre-training metrics shown as columns,
     and `probes` the roles of the tasks; `tasks` are those of the paper's table, all measured at scales above tiny.
-    `needs` is the role that the experiment cannot do without. `published` has rows of the paper that are no arm, and
+    `needs` is the role that the experiment cannot do without. `published` has rows of the paper that no arm repeats,
     `note` what else the paper says. With `recipes`, one per model, each model is pre-trained once and seeds vary only
     fine-tuning; `given` are existing model folders. `finetuning` is a recipe that replaces the scale's own. Without
     `models`, arms are trained from scratch with a vocabulary built from the task's own texts.

@@ -1,4 +1,4 @@
-"""Measures of models with equal budgets besides fine-tuning: loss on shared masks, and linear baselines."""
+"""Comparisons at equal training time without fine-tuning: loss on shared masks, and linear baselines."""
 
 from __future__ import annotations
 

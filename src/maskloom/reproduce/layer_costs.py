@@ -1,4 +1,4 @@
-"""Table 1 of the Transformer paper, measured: the cost of a layer and the number of layers that connect both ends."""
+"""Table 1 of the Transformer paper, measured: the cost of a layer, and how many layers join two distant tokens."""
 
 from __future__ import annotations
 

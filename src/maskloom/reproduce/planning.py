@@ -75,7 +75,7 @@ class Plan:
                 raise ConfigError(f"--set {name}.seed: every repetition has a seed of its own; leave it out")
         folders = [slug(arm.name) for arm in self.experiment.arms]
         if taken := [name for name in self.experiment.given if folders.count(slug(name)) > 1]:
-            raise ConfigError(f"--beside {taken[0]}=FOLDER: another row has this name, or nearly; choose another")
+            raise ConfigError(f"--beside {taken[0]}=FOLDER: another row has this name or a similar one; rename it")
         for model in self.experiment.models:
             recipe = self.pretraining(model, 0)
             check_model(recipe)

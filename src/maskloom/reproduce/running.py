@@ -143,8 +143,8 @@ def _check_tasks(
     """Raise ConfigError if an experiment uses none of the tasks given without a corpus, `own`, or no task at all."""
     if own and not own.keys() & {probe.name for probe in probes.values()}:
         raise ConfigError(
-            f"--tasks {tasks}: without --corpus, {name} uses tasks from the documentation on this machine, and none of "
-            "these; leave it out, or give both"
+            f"--tasks {tasks}: without --corpus, {name} uses tasks from the documentation on this machine, "
+            "not those in that folder; leave out --tasks, or give --corpus too"
         )
     if not probes and not experiment.measures:
         wanted = (task for role in experiment.probes for task in _ROLES.get(role, (role,)) if task not in _ROLES)

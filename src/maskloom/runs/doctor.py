@@ -86,7 +86,7 @@ def doctor_lines(result: dict[str, Any]) -> list[str]:
     for check in result["checks"]:
         verdict = "ok" if check["is_sound"] else f"WRONG: {check['problem']}"
         rate = check["tokens_per_second"]
-        speed = "no memory to time" if rate is None else f"{rate:,.0f} tokens a second with"
+        speed = "too little memory to time" if rate is None else f"{rate:,.0f} tokens per second with"
         speed = f"{speed} BERT {check['size']}; " if check["is_sound"] or rate else ""
         rows.append((f"{check['device']} {check['precision']}", f"{speed}{verdict}"))
     why = "set by MASKLOOM_DEVICE" if os.environ.get("MASKLOOM_DEVICE") else "the first GPU that torch finds, else cpu"

@@ -240,9 +240,9 @@ def plan_lines(result: dict[str, Any], command: str = "maskloom pretrain --corpu
         if row["epochs"] > _MANY_EPOCHS
     ]
     if favoured := result["favoured"]:
-        lines += ["", f"{minutes:g} minutes favour {favoured}: {command} --size {favoured} --out RUN"]
+        lines += ["", f"best for {minutes:g} minutes: {favoured}; run: {command} --size {favoured} --out RUN"]
         lines += [
-            f"{row['size']}: its reference run ended earlier, so it may do as well"
+            f"{row['size']}: its reference run was shorter, so it may do as well"
             for row in rows
             if row["is_beyond"] and row["size"] != favoured
         ]

@@ -364,7 +364,7 @@ class _Run:
         if (unigram := unigram_of(metrics)) and (loss := metrics[f"{self.row.part}_loss"]) > unigram - _BELOW_UNIGRAM:
             self.progress.say(
                 f"note: the model uses no context yet: its loss, {loss:.2f} nats, is not clearly below the "
-                f"{unigram:.2f} of word frequencies; train longer, or try other values of training.learning_rate"
+                f"unigram loss, {unigram:.2f}; train longer, or try other values of training.learning_rate"
             )
         write_json(out / METRICS, metrics)
 

@@ -111,7 +111,7 @@ def open_file_number(path: str | Path) -> int | None:
 
 @contextmanager
 def replacing_folder(final: Path) -> Iterator[Path]:
-    """Yield a new folder next to `final` that takes its name at the end; on an error nothing of it is left.
+    """Yield a new folder next to `final` that takes its name at the end; after an error, it is removed.
 
     An older folder of that name stays until the last moment. A link stays, and its target is replaced. Raises
     ConfigError for a path without a name, such as ".".

@@ -81,7 +81,7 @@ class Tokenizer(ABC):
 
     def __post_init__(self) -> None:
         if self.max_length < 3:
-            raise ConfigError(f"max_length = {self.max_length}: it must be at least 3, for two marks and a token")
+            raise ConfigError(f"max_length = {self.max_length}: it must be at least 3, special tokens included")
 
     @classmethod
     def load(cls, folder: str | Path, *, max_length: int | None = None, **rules: Any) -> Tokenizer:
@@ -152,7 +152,7 @@ class Tokenizer(ABC):
 
     @cached_property
     def template(self) -> SequenceTemplate:
-        """The marks around the texts of a task; none if the token is missing that represents a whole text."""
+        """The marks around the texts of a task; none if the vocabulary has no token that represents a whole text."""
         special, marks = self.vocabulary.special, self.task_marks
         if "classify" in marks and special.classify is None:
             marks = ONE_TEXT
@@ -324,7 +324,7 @@ class Tokenizer(ABC):
         if limit > self.max_length:
             raise ConfigError(f"max_length = {limit}: the model's limit is {self.max_length} tokens")
         if limit < num_marks:
-            raise ConfigError(f"max_length = {limit}: the marks of {amount(num_texts, 'text')} need {num_marks}")
+            raise ConfigError(f"max_length = {limit}: special tokens for {amount(num_texts, 'text')} take {num_marks}")
         return limit
 
     def _pieces(self, texts: Sequence[str | bytes], parse_special_tokens: bool) -> list[Pieces]:

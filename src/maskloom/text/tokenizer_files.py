@@ -115,7 +115,7 @@ def refuse_foreign_rules(folder: Path, lowercase: Any, rules: dict[str, Any]) ->
     if not isinstance(lowercase, bool):
         raise DataError(f"{folder}: do_lower_case is {lowercase!r:.80}; it must be true or false")
     if (named := str(rules.get("tokenizer_class")).removesuffix("Fast")) in _OTHER_WORDS:
-        raise DataError(f"{folder}: tokenizer_class is {named!r}, which finds words by other rules than BERT's")
+        raise DataError(f"{folder}: tokenizer_class is {named!r}, which splits words by other rules than BERT's")
     if rules.get("type", "BertNormalizer") != "BertNormalizer":
         raise DataError(f"{folder}: the normalizer of tokenizer.json is {rules['type']!r}; BERT's is 'BertNormalizer'")
     if rules.get("strip_accents") not in (None, lowercase):

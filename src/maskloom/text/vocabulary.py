@@ -275,7 +275,7 @@ def _tokens_of_json(path: Path) -> list[str]:
 
 
 def model_of(library: dict[str, Any]) -> dict[str, Any]:
-    """Return the model in a tokenizer.json, or {} without one; in old files it has no type, which its keys tell."""
+    """Return the model in a tokenizer.json, or {} without one; old files omit its type, which its keys reveal."""
     model = library.get("model")
     if not isinstance(model, dict):
         return {}

@@ -52,7 +52,7 @@ def train_steps(
     count of the whole batch, so the gradient equals that of one large batch. Gradients are clipped by their global norm
     after accumulation. If memory runs out, micro-batches are halved for good and the batch is repeated. Raises, before
     a step, NonFiniteStepError if loss or gradient norm is not finite, and MemoryExhaustedError if not even one sequence
-    fits or memory runs out on one of several ranks. `factor` maps a step to the factor on the peak learning rate, by
+    fits or memory runs out on one of several ranks. `factor` maps a step to the multiple of the peak learning rate, by
     default as in `settings`.
 
     With several `ranks`, `next_batch` gives each its part of the batch; all parts have the same number of

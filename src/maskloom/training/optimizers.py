@@ -1,6 +1,6 @@
 """The tables of optimisers and of learning-rate schedules.
 
-A schedule gives the factor on the peak rate at each step, counted from 0, or by the clock.
+A schedule gives what the peak rate is multiplied by, at each step from 0 or by the clock.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def make_schedule(name: str, *, warmup_steps: float, steps: float) -> Callable[[
 
 
 def factor_of(settings: TrainingSection) -> Callable[[float], float]:
-    """Return the factor on the peak learning rate at each step of a run, whether extended or not.
+    """Return what the peak learning rate is multiplied by at each step of a run, whether extended or not.
 
     Before an extension's `at`, the factor follows the number of steps planned until then; from `at` on, it follows a
     run of the new number of steps with the same warm-up. The transition is linear over the first W steps after `at`, or
@@ -265,7 +265,7 @@ class TimeBudget:
         return self._before + (0.0 if self._started is None else self._now() - self._started)
 
     def factor(self, _step: float) -> float:
-        """Return the factor on the peak learning rate for the step that begins now, and record its fraction."""
+        """Return what to multiply the peak learning rate by in the step that begins now, and record its fraction."""
         before = self.fraction
         self._look()
         if self._is_paused:

@@ -150,7 +150,7 @@ class Phase(Section):
 
     max_length: Length = Field(ge=5, description="Maximum sequence length of the phase in tokens.")
     steps: Count = Field(
-        description="Number of steps. A phase of the same max_length as the one before reads on in the text."
+        description="Number of steps. A phase of the same max_length as the previous one continues in the text."
     )
     batch_size: BatchSize | None = key(None, "Sequences per step; defaults to training.batch_size.")
     learning_rate: Positive | None = key(None, "Peak learning rate; defaults to training.learning_rate.")

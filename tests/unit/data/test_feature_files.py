@@ -111,7 +111,7 @@ def test_a_broken_manifest_is_refused(folder):
         (json.dumps({**manifest, "format_version": 2}), "format_version 2; this program reads 1"),
         (
             json.dumps({key: value for key, value in manifest.items() if key != "width"}),
-            r"width None: not that of a folder of features",
+            r"width None: not the manifest of stored features",
         ),
         ("[]", "expected a JSON object"),
     ):

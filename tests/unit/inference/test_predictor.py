@@ -286,7 +286,7 @@ def test_a_pair_for_a_model_with_one_segment_is_refused(tmp_path):
     folder = write_model(tmp_path, heads=("classifier",), num_labels=2)
     config = Predictor.load(folder).model.config.model_copy(update={"type_vocab_size": 1})
     save_model(build_model(config, ("classifier",), 2, seed=3), folder)
-    with pytest.raises(DataError, match="segment id 1: the model has 0 to 0"):
+    with pytest.raises(DataError, match="segment id 1: the model has ids 0 to 0"):
         Predictor.load(folder).predict([("alpha", "beta")])
 
 

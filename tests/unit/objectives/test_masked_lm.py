@@ -111,5 +111,5 @@ def test_an_id_that_the_model_has_not_is_named(name, wrong, message):
     )
     getattr(batch, field)[0] = wrong
     model = build_model(BertConfig.of_size("tiny", vocab_size=60), heads=("mlm",), seed=0)
-    with pytest.raises(DataError, match=f"{name} {message}: the model has 0 to {1 if name == 'segment' else 59}"):
+    with pytest.raises(DataError, match=f"{name} {message}: the model has ids 0 to {1 if name == 'segment' else 59}"):
         MaskedLanguageModeling(pair_part=None).loss_sums(model, batch)

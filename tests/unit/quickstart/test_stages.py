@@ -40,7 +40,7 @@ def test_a_missing_device_is_an_error_before_the_first_stage(tmp_path: Path, mon
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "stages.json").write_text("{}")
-    with pytest.raises(DataError, match=r"stages\.json: needs settings, results and seconds"):
+    with pytest.raises(DataError, match=r"stages\.json: lacks settings, results or seconds"):
         Stages(tmp_path / "stages.json", {})
 
 

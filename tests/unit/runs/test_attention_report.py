@@ -144,6 +144,6 @@ def test_what_cannot_be_shown_is_refused(tmp_path):
     loaded.encoder.layers[0].attention.qkv.weight.data.fill_(3e38)
     save_model(loaded, tmp_path / "broken")
     Predictor.load(model).tokenizer.save(tmp_path / "broken")
-    with pytest.raises(DataError, match="the model's attention is not made of finite numbers"):
+    with pytest.raises(DataError, match="the model's attention has values that are not finite"):
         attention_report(tmp_path / "broken", ["alpha"], tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()

@@ -43,7 +43,7 @@ def test_every_device_is_checked_in_both_precisions_and_sound(found):
     assert found["checks"][1]["largest_difference"] > 0.0
     assert all(check["tokens_per_second"] > 0 for check in found["checks"])
     said = "\n".join(doctor_lines(found))
-    assert "tokens a second with BERT tiny; ok" in said
+    assert "tokens per second with BERT tiny; ok" in said
     assert "would use  cpu in fp32 (set by MASKLOOM_DEVICE" in said
     assert f"torch {found['versions']['torch']}" in said
 
@@ -80,7 +80,7 @@ def test_a_sound_device_without_memory_to_be_timed_is_sound(found, monkeypatch):
     monkeypatch.setattr(module, "_reports", reports)
     check = module._checked(torch.device("cuda"), "bf16", [7.0], 1.0)
     assert (check["is_sound"], check["tokens_per_second"]) == (True, None)
-    assert any("no memory to time BERT base; ok" in line for line in doctor_lines({**found, "checks": [check]}))
+    assert any("too little memory to time BERT base; ok" in line for line in doctor_lines({**found, "checks": [check]}))
 
 
 def test_fp16_is_checked_with_a_loss_scale():

@@ -21,7 +21,7 @@ def own_format(
 ) -> PublishedFormat:
     """Return the format of an architecture; `heads` has the rows of the heads that not all of these have.
 
-    `pretraining` has the ends of the class names of its own heads. A decoder's rows need only tell its presence.
+    `pretraining` has the ends of the class names of its own heads. A decoder's rows only have to show that it exists.
     """
     heads = {**heads, **{head: plain_rows(f"heads.{head}.dense") for head in _DENSE}, **OWN_HEADS}
     ends = {

@@ -1,6 +1,6 @@
 """Split the bytes of a text file into documents, in bounded memory; a line ends with LF, CR LF or CR.
 
-CR CR LF, which careless copying makes of CR LF, ends one line.
+CR CR LF, which CR LF becomes by careless copying, ends one line.
 """
 
 from __future__ import annotations

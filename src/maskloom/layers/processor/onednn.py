@@ -174,7 +174,7 @@ class Packable(nn.Module):
     def pack(self) -> None:
         """Pack a copy of the weight for use without gradients; it is valid until the weight changes.
 
-        A tensor made in inference mode is left as it is: whether it has changed cannot be told.
+        A tensor made in inference mode is not packed, because nothing shows whether it has changed.
         """
         if self.weight.is_inference():
             return

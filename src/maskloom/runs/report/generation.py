@@ -197,7 +197,7 @@ def _about(predictor: Predictor, text: str, one: Inspection, result: GeneratedTe
 def _map(predictor: Predictor, kind: str, attentions: Sequence[AttentionMap], most_told: int = 0) -> dict[str, Any]:
     """Return what is drawn of a kind of attention, for texts side by side: means over heads, and every head.
 
-    Cells of heads have their values as titles if there are at most `most_told` in all.
+    The cells of heads show their values as titles if there are at most `most_told` cells in all.
     """
     axes = [_axes(predictor, kind, attention, _MOST) for attention in attentions]
     layers = [attention.probabilities[:, :, :_MOST, :_MOST] for attention in attentions]

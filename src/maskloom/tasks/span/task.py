@@ -256,7 +256,7 @@ def _encode(
         for_training=for_training,
     )
     if not encoded.questions:
-        raise DataError(f"{data.report.path}: no answer can be found among the words of its context")
+        raise DataError(f"{data.report.path}: no answer can be aligned with the words of its context")
     return encoded
 
 

@@ -1,7 +1,7 @@
 """Detection of ranks that have died or hang, so that the others end and name the culprit.
 
-Every rank has a thread that writes a heartbeat to the store shared by all ranks and reads those of the others: its
-number, how many of the calls that all ranks make alike were made, and where in the code the main thread is.
+Every rank has a thread that writes a heartbeat to the store shared by all ranks and reads those of the others: a
+counter, the number of collective calls made so far, and the line of code at which the main thread is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LONGER = 10
 _BUSY_SHARE = 0.05
 
 Work = Literal["step", "own", "save"]
-"""What a rank is doing: a step, as all ranks do alike; work of its own, such as an evaluation; or a save."""
+"""What a rank is doing: a step, which all ranks take together; work of its own, such as an evaluation; or a save."""
 
 
 def torchrun_keeps_store() -> bool:

@@ -1,4 +1,4 @@
-"""The processes that train one model together, and the operations that a step needs of them; also for one process."""
+"""The processes that train one model together, or a single one, and the operations on them that a step needs."""
 
 from __future__ import annotations
 
