@@ -96,6 +96,25 @@ def test_a_search_that_is_not_finished_is_shown_without_a_step(tmp_path):
     assert ">search, not finished<" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    ("inputs", "name", "part"),
+    [
+        ({"train": ""}, "metrics.json", "best"),
+        ({"space": {}}, "results.json", "best"),
+        ({"space": {}, "tasks": []}, "glue.json", "tasks"),
+    ],
+)
+def test_a_run_with_empty_results_is_damaged(inputs, name, part, tmp_path):
+    """Regression: a KeyError; only pre-training without held-out text has no results."""
+    run = write_run(tmp_path / "run", events=EVENTS, metrics={})
+    report([run], tmp_path / "page.html")
+    description = json.loads((run / "run.json").read_text()) | {"inputs": inputs, "paths": {}}
+    (run / "run.json").write_text(json.dumps(description))
+    (run / name).write_text("{}")
+    with pytest.raises(DataError, match=rf"{name}: the file is damaged: '{part}' is None, expected dict$"):
+        report([run], tmp_path / "page.html")
+
+
 def test_a_page_shows_what_differs_and_nothing_else(tmp_path):
     one = write_run(tmp_path / "one", events=EVENTS, metrics={"mlm_loss": 3.5}, learning_rate=1e-3)
     other = write_run(tmp_path / "other", events=EVENTS, metrics={"mlm_loss": 3.0}, learning_rate=3e-3)
