@@ -11,6 +11,7 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.runs.charts import distinct_names, visible
 from maskloom.runs.report.page import charts_of, mean_curve, phase_marks, points, report
 from maskloom.runs.report.record import RunRecord, in_one_count, score_table
+from maskloom.runs.rerun import rerun
 
 ENVIRONMENT = {
     "command": ["maskloom", "pretrain"],
@@ -111,8 +112,12 @@ def test_a_run_with_empty_results_is_damaged(inputs, name, part, tmp_path):
     description = json.loads((run / "run.json").read_text()) | {"inputs": inputs, "paths": {}}
     (run / "run.json").write_text(json.dumps(description))
     (run / name).write_text("{}")
-    with pytest.raises(DataError, match=rf"{name}: the file is damaged: '{part}' is None, expected dict$"):
+    said = rf"{name}: the file is damaged: '{part}' is None, expected dict$"
+    with pytest.raises(DataError, match=said):
         report([run], tmp_path / "page.html")
+    if name == "results.json":
+        with pytest.raises(DataError, match=said):
+            rerun(run, out=tmp_path / "again")
 
 
 def test_a_page_shows_what_differs_and_nothing_else(tmp_path):
