@@ -96,5 +96,7 @@ def test_settings_that_do_not_go_together_are_refused(model, run):
     assert "min_tokens 60: it may not exceed max_tokens, 20" in said
     said = run("generate", "--model", model, "--prompt", TEXT, "--temperature", 1, "--num-best", 2, code=3)
     assert "num_best 2 exceeds the beam, 1; give a wider beam" in said
+    said = run("generate", "--model", model, "--prompt", TEXT, "--seed", 2, code=3)
+    assert "beam = 3 with seed: beam search does not sample; to sample, give a temperature above 0 and no beam" in said
     with pytest.raises(TypeError, match="temprature"):
         maskloom.load(model).generate([TEXT], temprature=1.0)

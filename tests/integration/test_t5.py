@@ -90,6 +90,8 @@ def test_wrong_texts_and_models_are_refused(filling, tokenizer, tmp_path, run):
     assert f"{tmp_path / 'in.txt'}, line 2: 0 blanks" in run("fill-spans", "--model", filling, *files, code=3)
     assert not (tmp_path / "out.jsonl").exists()
     assert "pass either TEXT or --input FILE" in run("fill-spans", "--model", filling, code=2)
+    drawn = run("fill-spans", "--model", filling, "thank <X>", "--seed", 2, code=3)
+    assert "temperature = 0 with seed: the most likely token is always taken" in drawn
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 64}
     config = T5Config(vocab_size=len(tokenizer.vocabulary), **sizes)
     for heads, vocabulary, message in (((), tokenizer, "no decoder"), (("decoder",), None, "no <extra_id_0>")):

@@ -281,6 +281,7 @@ def test_a_step_has_a_side_for_each_library_that_this_processor_lets_it_choose(l
         ("benchmarks/seq2seq_speed", "seq2seq_speed.page"),
         ("benchmarks/seq2seq_speed_intel", "seq2seq_speed.page"),
         ("benchmarks/seq2seq_speed_zen4", "seq2seq_speed.page"),
+        ("benchmarks/vocabulary_scores", "vocabulary_scores.report"),
         ("benchmarks/vocabulary_training", "vocabulary_training.report"),
         ("benchmarks/weak_scaling", "weak_scaling.page"),
         ("benchmarks/words", "words.report"),

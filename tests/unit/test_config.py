@@ -8,6 +8,7 @@ from maskloom.data.settings import PretrainingData
 from maskloom.errors import ConfigError
 from maskloom.layers.layer_mix import LAYER_CHOICES
 from maskloom.recipe_files import reason_of, recipe_keys
+from maskloom.runs.recipes import recipe_of_run
 from maskloom.tasks.kinds import KINDS
 from maskloom.words.settings import WordsRecipe
 
@@ -145,17 +146,32 @@ def test_a_new_model_learns_faster_by_default() -> None:
 def test_more_warm_up_than_counted_steps_is_refused() -> None:
     recipe = load_recipe(FinetuneRecipe, None, ["training.warmup_steps=31", "training.batch_size=4"])
     assert recipe.training.with_steps(44).warmup_steps == 31
-    said = r"training\.warmup_steps = 31: 40 examples give only 30 steps; lower it with --set$"
+    said = r"training\.warmup_steps = 31: 40 examples give only 30 steps; lower it with --set training\.warmup_steps=3$"
     with pytest.raises(ConfigError, match=said):
         recipe.training.with_steps(40)
+
+
+@pytest.mark.parametrize("name", ["transformer-base-as-published", "transformer-big-as-published"])
+@pytest.mark.parametrize(("steps", "fitting"), [(20, 2), (5, 1)])
+def test_a_warm_up_beyond_few_steps_is_refused_with_one_that_fits(name: str, steps: int, fitting: int) -> None:
+    less, given = f"training.warmup_steps={fitting}", {"steps": steps}
+    rule = f"warmup_steps = 4000: it may not exceed training.steps = {steps}; lower it with --set {less}"
+    with pytest.raises(ConfigError, match=f"{rule}$"):
+        recipe_of_run(FinetuneRecipe, name, changes=[], flags=given)
+    assert recipe_of_run(FinetuneRecipe, name, changes=[less], flags=given).training.warmup_steps == fitting
+
+
+def test_a_micro_batch_beyond_its_batch_is_refused_with_one_that_fits() -> None:
+    with pytest.raises(ConfigError, match=r"micro_batch_size = 64: .* = 32; lower it with --set training\.micro.*=32$"):
+        load_recipe(PretrainRecipe, None, ["training.micro_batch_size=64"])
 
 
 def test_counts_of_phases_are_held_against_the_phase_alone() -> None:
     phases = "phases=[{max_length=64, steps=30, batch_size=64}]"
     taken = load_recipe(PretrainRecipe, None, [phases, "training.warmup_steps=30", "training.micro_batch_size=64"])
     assert taken.training.steps > 30
-    said = r"training\.warmup_steps = 31: it may not exceed phases\.0\.steps = 30; lower it with --set$"
-    with pytest.raises(ConfigError, match=said):
+    rule = r"training\.warmup_steps = 31: it may not exceed phases\.0\.steps = 30"
+    with pytest.raises(ConfigError, match=rf"{rule}; lower it with --set training\.warmup_steps=3$"):
         load_recipe(PretrainRecipe, None, [phases, "training.steps=40", "training.warmup_steps=31"])
 
 

@@ -56,12 +56,10 @@ _NUM_NAMED = 100
 class LoadReport:
     """The result of loading; `copied` pairs names in the Hugging Face layout with the file's names.
 
-    `new_parameters`, in the Hugging Face layout, were not in the file and are freshly initialised. `unused_tensors`, in
-    the file's names, belong to heads that were not requested; buffers and optimiser state are not listed.
+    `new_parameters`, in the Hugging Face layout, were not in the file and are freshly initialised.
     """
 
     new_parameters: tuple[str, ...] = ()
-    unused_tensors: tuple[str, ...] = ()
     copied: tuple[tuple[str, str], ...] = ()
 
 
@@ -93,7 +91,7 @@ def load_model(
     stored: dict[str, StoredTensor] | None = None,
     added: Mapping[str, Any] | None = None,
 ) -> tuple[EncoderWithHeads, LoadReport]:
-    """Read a model folder with names of any published dialect, and report what was copied, initialised and left out.
+    """Read a model folder with names of any published dialect, and report what was copied and initialised.
 
     `heads=None` loads the heads that the file holds. Requested heads that are absent, or named in `replace_heads`, are
     initialised from `seed`, as is a missing pooler unless a loaded classifier reads it. `num_labels` defaults to the
@@ -132,8 +130,7 @@ def load_model(
     _copy(model, rows, contents)
     copied = {row.huggingface: contents.tensors[row.huggingface].name for row in rows}
     new = [row.huggingface for row in _rows_of(model, wanted) if row.huggingface not in copied]
-    unused = [tensor.name for name, tensor in contents.tensors.items() if name not in copied]
-    return model, LoadReport(tuple(new), tuple(sorted(unused)), tuple(copied.items()))
+    return model, LoadReport(tuple(new), tuple(copied.items()))
 
 
 def _refuse(problems: list[str], where: Path) -> None:

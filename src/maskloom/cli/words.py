@@ -183,6 +183,8 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Score vectors on human similarity judgements (Spearman) and analogies (accuracy)."""
+    if only_given(most=most) and not analogies:
+        raise UsageError(f"--most {most}: it limits where the answers of --analogies are searched; leave it out")
     from maskloom.runs.words import evaluate_words
 
     show(evaluate_words(vectors, pairs or (), analogies or (), most), as_json)

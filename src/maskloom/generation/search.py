@@ -27,6 +27,7 @@ MOST_BEAMS = 1000
 _BLOCK = 64  # values per block whose maximum is computed first
 _NOTED = 6  # candidates recorded per text in each step
 _LARGEST = {"temperature": 1e6, "top_p": 1.0, "length_penalty": 100.0}
+_OPTIONAL = ("top_k", "beam", "length_penalty")  # which may be None
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Generation:
     text's number. `beam` selects beam search of that width instead, for the highest log-probability per token or, with
     `length_penalty` a, the highest log-probability over ((5 + length) / 6)^a (Wu et al. 2016, 7). A beam of 1 is
     greedy. A text has at least `min_tokens` tokens, and repeats no sequence of `no_repeat_ngram` tokens. Raises
-    ConfigError for a value out of range and for a beam combined with sampling settings.
+    ConfigError for a value out of range, and for settings of sampling or of a search where there is none.
     """
 
     max_tokens: int = 64
@@ -54,27 +55,32 @@ class Generation:
     no_repeat_ngram: int = 0
 
     def __post_init__(self) -> None:
+        given = {name: value for name, value in vars(self).items() if value is not None or name not in _OPTIONAL}
         for name, smallest in _SMALLEST.items():
-            value = getattr(self, name)
-            if value is None and name in ("top_k", "beam"):
-                continue
-            if type(value) is not int or not smallest <= value < 2**63:
+            if name in given and (type(value := given[name]) is not int or not smallest <= value < 2**63):
                 raise ConfigError(f"{name} {value!r:.80}: expected a whole number of at least {smallest}, below 2^63")
         if (self.beam or 0) > MOST_BEAMS:
             raise ConfigError(f"beam {self.beam}: expected a whole number of at most {MOST_BEAMS:,}")
         for name, largest in _LARGEST.items():
-            value = getattr(self, name)
-            if value is None and name == "length_penalty":
-                continue
+            value = given.get(name, 1.0)
             is_fit = isinstance(value, int | float) and type(value) is not bool and 0.0 <= value <= largest
             if not is_fit or (name == "top_p" and value == 0.0):
                 rule = "above 0 and at most 1" if name == "top_p" else f"from 0 to {largest:g}"
                 raise ConfigError(f"{name} {value!r:.80}: expected a number {rule}")
         if self.min_tokens > self.max_tokens:
             raise ConfigError(f"min_tokens {self.min_tokens}: it may not exceed max_tokens, {self.max_tokens}")
-        plain = {"temperature": 1.0, "top_k": None, "top_p": 1.0}
-        if self.beam is not None and (changed := [name for name in plain if getattr(self, name) != plain[name]]):
-            raise ConfigError(f"beam = {self.beam} with {', '.join(changed)}: beam search does not sample")
+        if self.num_best > (width := self.beam or 1):
+            raise ConfigError(f"num_best {self.num_best} exceeds the beam, {width}; give a wider beam")
+        if self.length_penalty is not None and self.beam is None:
+            raise ConfigError(f"length_penalty {self.length_penalty:g}: it is only for beam search; give a beam")
+        plain = {"temperature": 1.0, "top_k": None, "top_p": 1.0, "seed": 0}
+        drawn = [name for name in plain if getattr(self, name) != plain[name]]
+        if self.beam is not None and drawn:
+            rule = "beam search does not sample; to sample, give a temperature above 0 and no beam"
+            raise ConfigError(f"beam = {self.beam} with {', '.join(drawn)}: {rule}")
+        if self.temperature == 0.0 and drawn[1:]:
+            rule = "the most likely token is always taken; to sample, give a temperature above 0"
+            raise ConfigError(f"temperature = 0 with {', '.join(drawn[1:])}: {rule}")
 
     def changed(self, given: Mapping[str, Any]) -> Generation:
         """Return a copy with the `given` settings; a sampling setting turns beam search off."""
@@ -167,20 +173,6 @@ def made_by_length(
         made = make([prompts[place] for place in places], [first + place for place in places])
         found |= zip(places, made, strict=True)
     return [found[place] for place in range(len(prompts))]
-
-
-def found_by(
-    decoder: Decoder, prompts: Sequence[Sequence[int]], choose: Choice, num_steps: Sequence[int]
-) -> list[Continuation]:
-    """Return a decoder's continuation of each prompt, at most its entry in `num_steps` tokens long.
-
-    Raises ConfigError if `num_best` exceeds the beam width, and for a length penalty without a beam.
-    """
-    if (wanted := choose.settings.num_best) > (width := choose.settings.beam or 1):
-        raise ConfigError(f"num_best {wanted} exceeds the beam, {width}; give a wider beam")
-    if choose.settings.length_penalty is not None and choose.settings.beam is None:
-        raise ConfigError(f"length_penalty {choose.settings.length_penalty:g}: it is only for beam search; give a beam")
-    return (_draw if choose.settings.beam is None else _searched)(decoder, prompts, choose, num_steps)
 
 
 @dataclass(frozen=True)
@@ -350,9 +342,12 @@ class Decoder:
         self._past.take(rows)
 
 
-def _draw(
+def found_by(
     decoder: Decoder, prompts: Sequence[Sequence[int]], choose: Choice, num_steps: Sequence[int]
 ) -> list[Continuation]:
+    """Return a decoder's continuation of each prompt, at most its entry in `num_steps` tokens long."""
+    if choose.settings.beam is not None:
+        return _searched(decoder, prompts, choose, num_steps)
     found, rows = [Continuation() for _ in prompts], list(range(len(prompts)))
     logits = decoder.start(prompts)
     for step in range(max(num_steps)):

@@ -102,9 +102,11 @@ class Ensemble(TaskModel):
 def open_models(
     folders: str | Path | Sequence[str | Path], *, average: Average = "probabilities", max_length: int | None = None
 ) -> Predictor | Ensemble:
-    """Open one model, or several models as an ensemble."""
+    """Open one model, or several as an ensemble; raises ConfigError for logits to average over a single model."""
     folders = [folders] if isinstance(folders, str | Path) else folders
     if len(folders) == 1:
+        if average != "probabilities":
+            raise ConfigError(f"average = {average!r}: {folders[0]} is one model; give several, or leave it out")
         return Predictor.load(folders[0], max_length=max_length)
     return Ensemble.load(folders, average=average, max_length=max_length)
 

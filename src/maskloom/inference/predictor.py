@@ -222,9 +222,10 @@ class Predictor(TaskModel):
         `pooling` "mean" averages the last hidden states of all tokens of a text, [CLS] and [SEP] included; "cls" is the
         last hidden state of [CLS], before the pooler; "max" takes the largest value of each dimension. `normalize`
         scales each vector to length 1. A sentence-transformers folder sets the defaults; other models use mean
-        pooling without normalisation. Raises ConfigError for an unknown pooling, DataError for a non-text input.
+        pooling without normalisation. Raises ConfigError for an unknown pooling and for "cls" of a left-to-right model,
+        DataError for a non-text input.
         """
-        modules = self.modules.changed(pooling, normalize)
+        modules = self.modules.changed(pooling, normalize, self.model.config)
         data = encode_examples(_examples_of(texts, text_example).examples, self.tokenizer, max_length=self.max_length)
         self.count_truncated(data.num_truncated_examples)
         vectors = np.empty((len(data), self.hidden_size), dtype=np.float32)

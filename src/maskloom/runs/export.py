@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from maskloom.checkpoints.huggingface import CONFIG, load_model, read_config, read_model_config, stored_heads
-from maskloom.checkpoints.published.sentence_transformers import PoolingMode, write_modules
+from maskloom.checkpoints.published.sentence_transformers import PoolingMode, SentenceModules, write_modules
 from maskloom.config import FinetuneRecipe, PretrainRecipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.inference.model_folder import (
@@ -95,6 +95,7 @@ def describe_vectors(folder: Path, pooling: PoolingMode, *, normalize: bool = Fa
 
 def _refuse_other_vectors(folder: Path, pooling: PoolingMode) -> None:
     kind, config = str(read_config(folder).get("model_type")), read_model_config(folder)
+    SentenceModules().changed(pooling, None, config)
     if kind.startswith("maskloom"):
         reason = f"sentence-transformers cannot open a model of type {kind!r}"
     elif isinstance(config, MarianConfig):

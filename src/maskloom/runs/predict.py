@@ -142,7 +142,7 @@ def embed(
     source, target = Path(input), Path(output)
     suffix = check_place(source, target, ".npy", ".jsonl")
     progress.say(f"device: {describe_device(predictor.device)}")
-    modules = predictor.modules.changed(pooling, normalize)
+    modules = predictor.modules.changed(pooling, normalize, predictor.model.config)
     texts = reading_of_texts(source, reading)
     num_rows, index = texts.count(), 0
     progress.begin("embedding", num_rows)

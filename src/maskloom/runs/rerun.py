@@ -18,7 +18,7 @@ from maskloom.runs.finetune import LabelledFiles, finetune
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.resuming import differing_tensors, sum_of_tensors
 from maskloom.runs.run_folder import RECIPE, RESULTS, described_model, environment, input_sums, kind_of_run
-from maskloom.system.foreign_files import check_regular, read_json_object
+from maskloom.system.foreign_files import check_regular, read_json_value
 
 
 def rerun(
@@ -41,9 +41,9 @@ def rerun(
     if kind_of_run(content) == "glue":
         raise ConfigError(f"{run} contains several runs; repeat one of them")
     if kind_of_run(content) == "search":
-        if not (run / RESULTS["search"]).exists():
+        if not (results := run / RESULTS["search"]).exists():
             raise ConfigError(f"{run}: the search is not finished; finish it with `maskloom search ... --resume`")
-        run = run / "trials" / str(read_json_object(run / RESULTS["search"])["best"]["name"])
+        run = run / "trials" / str(read_json_value(results, "best", dict).get("name"))
         content = described_model(run)
         progress.say(f"repeating the best trial: {run}")
     if not (model / WEIGHTS).exists():

@@ -57,6 +57,8 @@ def iterate_examples(
     if layout == "text":
         if needs_label:
             raise DataError(f"{path}: a .txt file holds one text per line and no labels; use .csv, .tsv or .jsonl")
+        if options.text_column is not None:
+            raise ConfigError(f"text column {options.text_column!r:.80}: {path} has one text per line and no columns")
         rows, make = tables.read_rows(path, layout), partial(_plain_text, bool(form.takes_pair), report)
     else:
         columns, rows = _find_columns(path, layout, form, options, row, needs_label=needs_label)

@@ -119,11 +119,11 @@ class TrainingSection(Section):
         def told(name: str) -> str:
             return f"{place if name in own else 'training'}.{name}"
 
-        for part, whole in (("warmup_steps", "steps"), ("micro_batch_size", "batch_size")):
+        for part, whole, share in (("warmup_steps", "steps", 10), ("micro_batch_size", "batch_size", 1)):
             count, limit = getattr(both, part), getattr(both, whole)
             if isinstance(count, int) and limit is not None and count > limit:
-                rule = f"it may not exceed {told(whole)} = {limit}; lower it with --set"
-                raise ValueError(f"{told(part)} = {count}: {rule}")
+                less = f"lower it with --set {told(part)}={max(1, limit // share)}"
+                raise ValueError(f"{told(part)} = {count}: it may not exceed {told(whole)} = {limit}; {less}")
         if self.minutes is not None and both.warmup_steps is not None:
             given = f"{told('warmup_steps')} = {both.warmup_steps}"
             raise ValueError(f"{given}: with training.minutes, give training.warmup_ratio instead")
@@ -183,7 +183,7 @@ class FinetuneTraining(TrainingSection):
         counted = TrainingSection(steps=steps, **self.model_dump(exclude={"steps", *own}))
         if (warmup := counted.resolved_warmup_steps()) > steps:
             rule = f"{num_examples} examples give only {steps} steps; lower it with --set"
-            raise ConfigError(f"training.warmup_steps = {warmup}: {rule}")
+            raise ConfigError(f"training.warmup_steps = {warmup}: {rule} training.warmup_steps={max(1, steps // 10)}")
         if self.extensions and (at := self.extensions[-1].at) >= steps:
             raise ConfigError(f"training.extensions at {at}: {num_examples} examples give only {steps} steps")
         return counted

@@ -265,6 +265,12 @@ def test_an_option_of_word_vectors_that_would_change_nothing_is_refused(flags, m
         CliRunner().invoke(app, given, catch_exceptions=False)
 
 
+def test_a_number_of_words_to_search_is_for_analogies():
+    given = ["words", "evaluate", "absent", "--pairs", "absent.csv", "--most", "30000"]
+    with pytest.raises(UsageError, match="--most 30000: it limits where the answers of --analogies are searched"):
+        CliRunner().invoke(app, given, catch_exceptions=False)
+
+
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
 @pytest.mark.parametrize(
     ("command", "key"),

@@ -214,6 +214,29 @@ def test_a_search_draws_nothing():
         Generation(beam=2, temperature=0.5, top_k=4)
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"temperature": 0.0, "top_k": 3}, "temperature = 0 with top_k: the most likely token is always taken"),
+        ({"temperature": 0.0, "top_p": 0.5, "seed": 1}, "temperature = 0 with top_p, seed: the most likely token"),
+        ({"beam": 2, "seed": 1}, "beam = 2 with seed: beam search does not sample; to sample, give a temperature"),
+        ({"num_best": 2, "temperature": 0.0}, "num_best 2 exceeds the beam, 1"),
+        ({"length_penalty": 0.6}, "length_penalty 0.6: it is only for beam search"),
+    ],
+)
+def test_settings_that_would_change_nothing_are_refused(values, message):
+    with pytest.raises(ConfigError, match=message):
+        Generation(**values)
+    with pytest.raises(ConfigError, match=message):
+        Generation().changed(values)
+
+
+def test_usual_values_are_never_refused():
+    usual = {"top_k": None, "top_p": 1.0, "seed": 0}
+    assert Generation(temperature=0.0, **usual) == Generation().changed({"temperature": 0.0, **usual})
+    assert Generation(beam=3, temperature=1.0, **usual) == Generation(beam=3)
+
+
 @pytest.mark.parametrize("width", [600, 1000, 4096])
 def test_the_largest_of_blocks_are_the_largest_of_all(width):
     values = torch.randn(7, width, generator=torch.Generator().manual_seed(2))

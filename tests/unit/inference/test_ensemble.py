@@ -198,6 +198,8 @@ def test_restarts_are_found_by_seed(tmp_path):
 def test_one_folder_opens_as_itself(monkeypatch):
     monkeypatch.setattr(Predictor, "load", classmethod(lambda cls, folder, max_length=None: member(int(folder))))
     assert isinstance(open_models(["1"]), Predictor)
+    with pytest.raises(ConfigError, match="average = 'logits': 1 is one model; give several, or leave it out"):
+        open_models("1", average="logits")
     ensemble = open_models(["1", "2"], average="logits")
     assert isinstance(ensemble, Ensemble)
     assert (ensemble.average, len(ensemble.members)) == ("logits", 2)

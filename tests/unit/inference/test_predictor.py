@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from tests.unit.inference.generators import generator_folder
 
 import maskloom
 from maskloom.checkpoints.huggingface import save_model
@@ -12,6 +13,8 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Ensemble, Predictor, resolve_model_folder
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import Bert, BertConfig
+from maskloom.runs.export import describe_vectors
+from maskloom.runs.predict import embed
 from maskloom.system.files import write_json
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
@@ -228,6 +231,27 @@ def test_threads_share_a_model(tmp_path):
         assert rows == expected
         assert np.array_equal(vectors, expected_vectors)
     assert predictor.num_truncated == cut > 0
+
+
+@pytest.mark.parametrize("name", ["gpt", "bert"])
+def test_the_first_token_of_a_left_to_right_model_is_no_vector_of_a_text(name, tmp_path):
+    """Regression: texts with the same first token had the same vector."""
+    model, source = generator_folder(tmp_path / "model", name), tmp_path / "in.txt"
+    source.write_text("one two\none three\n", encoding="utf-8")
+    said = (
+        f"pooling = 'cls': the first token of a left-to-right {name} sees no other token of its text; use mean or max"
+    )
+    predictor = Predictor.load(model)
+    with pytest.raises(ConfigError, match=said):
+        predictor.encode(["one two"], pooling="cls")
+    with pytest.raises(ConfigError, match=said):
+        embed(predictor, source, tmp_path / "out.npy", pooling="cls")
+    with pytest.raises(ConfigError, match=said):
+        describe_vectors(model, "cls")
+    assert not (tmp_path / "out.npy").exists()
+    for pooling in ("mean", "max"):
+        one, other = predictor.encode(["one two", "one three"], pooling=pooling)
+        assert not np.array_equal(one, other)
 
 
 def test_pooling_and_length_are_checked(folder):

@@ -39,6 +39,14 @@ def test_column_names_of_fine_tuning_do_not_apply_to_a_file_in_numbered_columns(
     assert sentence.words == ("Anna", "met")
 
 
+@pytest.mark.parametrize("kind", ["single", "seq2seq"])
+def test_column_names_of_fine_tuning_do_not_apply_to_a_file_of_lines(kind, tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text("one text\nanother\n")
+    known = {"reading": {"text_column": "body", "label_column": "mark"}}
+    assert [example.text for example in reading_of(path, kind, known).examples()] == ["one text", "another"]
+
+
 @pytest.mark.parametrize("on_bad_rows", ["error", "skip"])
 def test_a_format_that_fits_no_row_does_not_apply(tmp_path, on_bad_rows):
     """Regression: if bad rows were skipped, all rows were."""

@@ -11,6 +11,7 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.runs.charts import distinct_names, visible
 from maskloom.runs.report.page import charts_of, mean_curve, phase_marks, points, report
 from maskloom.runs.report.record import RunRecord, in_one_count, score_table
+from maskloom.runs.rerun import rerun
 
 ENVIRONMENT = {
     "command": ["maskloom", "pretrain"],
@@ -94,6 +95,29 @@ def test_a_search_that_is_not_finished_is_shown_without_a_step(tmp_path):
     (run / "run.json").write_text(json.dumps(description))
     report([run], tmp_path / "page.html")
     assert ">search, not finished<" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "name", "part"),
+    [
+        ({"train": ""}, "metrics.json", "best"),
+        ({"space": {}}, "results.json", "best"),
+        ({"space": {}, "tasks": []}, "glue.json", "tasks"),
+    ],
+)
+def test_a_run_with_empty_results_is_damaged(inputs, name, part, tmp_path):
+    """Regression: a KeyError; only pre-training without held-out text has no results."""
+    run = write_run(tmp_path / "run", events=EVENTS, metrics={})
+    report([run], tmp_path / "page.html")
+    description = json.loads((run / "run.json").read_text()) | {"inputs": inputs, "paths": {}}
+    (run / "run.json").write_text(json.dumps(description))
+    (run / name).write_text("{}")
+    said = rf"{name}: the file is damaged: '{part}' is None, expected dict$"
+    with pytest.raises(DataError, match=said):
+        report([run], tmp_path / "page.html")
+    if name == "results.json":
+        with pytest.raises(DataError, match=said):
+            rerun(run, out=tmp_path / "again")
 
 
 def test_a_page_shows_what_differs_and_nothing_else(tmp_path):

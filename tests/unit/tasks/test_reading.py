@@ -65,6 +65,12 @@ def test_wrong_columns(tmp_path, options, error, message):
         read(tmp_path, "text,label\na,b\n", **options)
 
 
+def test_a_column_of_a_file_without_columns_is_refused(tmp_path):
+    """Regression: it was ignored."""
+    with pytest.raises(ConfigError, match=r"text column 'x': .* has one text per line and no columns"):
+        read(tmp_path, "a\nb\n", name="a.txt", needs_label=False, text_column="x")
+
+
 @pytest.mark.parametrize(
     ("content", "kind", "message"),
     [

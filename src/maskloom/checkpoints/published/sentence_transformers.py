@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from maskloom.errors import ConfigError, DataError
+from maskloom.models.architectures import architecture_of
+from maskloom.models.model_config import ModelConfig
 from maskloom.rows import PoolingMode
 from maskloom.system.files import write_bytes, write_json
 from maskloom.system.foreign_files import file_inside, read_bytes, read_json, read_json_object
@@ -39,16 +41,20 @@ class SentenceModules:
     max_length: int | None = None
     unsupported: str = ""
 
-    def changed(self, pooling: str | None, normalize: bool | None) -> SentenceModules:
-        """Return these modules with the arguments that are not None.
+    def changed(self, pooling: str | None, normalize: bool | None, model: ModelConfig | None = None) -> SentenceModules:
+        """Return these modules with the arguments that are not None, for vectors of a `model`.
 
-        Raises ConfigError for an unknown pooling, and DataError if the folder is `unsupported` and no pooling is given.
+        Raises ConfigError for an unknown pooling and for the first token of a left-to-right model, DataError if the
+        folder is `unsupported` and no pooling is given.
         """
         if self.unsupported and pooling is None:
             how = f"choose a pooling ({', '.join(POOLING_MODES)}) to compute vectors without it"
             raise DataError(f"{self.unsupported}, so its own vectors cannot be computed; {how}")
         if pooling is not None and pooling not in POOLING_MODES:
             raise ConfigError(f"pooling {pooling!r:.80} is not one of {', '.join(POOLING_MODES)}")
+        if (pooling or self.pooling) == "cls" and model is not None and model.is_causal:
+            why = f"the first token of a left-to-right {architecture_of(model).name} sees no other token of its text"
+            raise ConfigError(f"pooling = 'cls': {why}; use mean or max")
         normalizes = self.normalizes if normalize is None else normalize
         return replace(self, pooling=pooling or self.pooling, normalizes=normalizes, unsupported="")
 

@@ -18,9 +18,10 @@ from maskloom.runs.charts import visible
 from maskloom.runs.display import formatted, lines_of
 from maskloom.runs.run_folder import RECIPE, RESULTS, RunKind, described_model, flat, kind_of_run
 from maskloom.runs.task_summaries import examples_text
-from maskloom.system.foreign_files import read_bytes, read_json_object
+from maskloom.system.foreign_files import read_bytes, read_json_object, read_json_value
 from maskloom.training.events import read_events
 
+_MAIN_RESULTS = {"finetune": "best", "search": "best", "glue": "tasks"}  # pre-training may have none
 _TROUBLE, _MOST_TROUBLE = ("nonfinite", "warning", "out_of_memory", "lost_events"), 20
 
 
@@ -78,7 +79,9 @@ def read_run(folder: str | Path, name: str) -> RunRecord:
     except ValueError as error:
         raise DataError(f"{folder / RECIPE}: not valid TOML: {error}") from None
     kind = kind_of_run(description)
-    result = read_json_object(folder / RESULTS[kind]) if (folder / RESULTS[kind]).is_file() else None
+    result = read_json_object(path) if (path := folder / RESULTS[kind]).is_file() else None
+    if result is not None and kind in _MAIN_RESULTS:
+        read_json_value(path, _MAIN_RESULTS[kind], dict)
     inner: list[RunRecord] = []
     if kind == "search" and result is not None:
         best = read_run(folder / "trials" / str(result["best"]["name"]), f"{name}, best trial")

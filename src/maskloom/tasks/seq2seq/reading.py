@@ -68,6 +68,8 @@ def iterate_sources(
         )
     if suffix is not None and not re.fullmatch(SUFFIX, suffix):
         raise ConfigError(f"target suffix {suffix!r:.80}: only letters, digits, _ and - are allowed, without a dot")
+    if options.text_column is not None and not needs_label:
+        raise ConfigError(f"text column {options.text_column!r:.80}: {path} has one text per line and no columns")
     rows = _lines(path, _beside(path, suffix) if needs_label and suffix is not None else None)
     yield from kept_examples(rows, _example, report, skips=options.on_bad_rows == "skip")
 

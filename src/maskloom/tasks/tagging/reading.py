@@ -109,9 +109,11 @@ def layout_of_sentences(path: str | Path, options: ReadingOptions | None = None,
     """Return the layout of a file, from `options.format`, from its suffix, or from the lines of a .txt file.
 
     If labels are not needed, a .csv file is a table of texts, and a .txt file is raw text unless its first lines have
-    equal numbers of columns that end in a tag. Raises ConfigError for the format of another kind of task.
+    equal numbers of columns that end in a tag. Raises ConfigError for another task's format or a pair column.
     """
     path, options = Path(path), options or ReadingOptions()
+    if options.pair_column is not None:
+        raise ConfigError(f"pair column {options.pair_column!r:.80}: a tagging task takes one text; leave it out")
     if options.format in _FORMATS:
         return _FORMATS[options.format]
     if options.format is not None:

@@ -196,6 +196,9 @@ def test_messages_speak_of_targets(write):
         ConfigError, match="pair column 'x': a seq2seq task takes one text; name the target column with"
     ):
         read(write("a.csv", "source,target,x\na,b,c\n"), pair_column="x")
+    lines = write("a.txt", "a\nb\n")
+    with pytest.raises(ConfigError, match=r"text column 'x': .* has one text per line and no columns"):
+        read(lines, needs_label=False, text_column="x")
 
 
 def test_the_suffix_of_targets_may_be_told_beside_what_fine_tuning_knew(write):

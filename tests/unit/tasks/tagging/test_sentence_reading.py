@@ -171,6 +171,12 @@ def test_rows_without_the_tag_are_read_where_tags_are_not_needed(write):
         read_sentences(write("The DT O\nP.\n", "b.conll"), needs_label=False)
 
 
+def test_a_column_of_second_texts_is_refused(write):
+    """Regression: it was ignored."""
+    with pytest.raises(ConfigError, match="pair column '2': a tagging task takes one text; leave it out"):
+        read_sentences(write(CONLL), ReadingOptions(pair_column="2"))
+
+
 def test_words_without_a_text_count_as_joined_by_spaces(write):
     sentence = read_sentences(write(CONLL)).examples[1]
     assert sentence.text == "Peter Blackburn"
