@@ -83,9 +83,8 @@ def plain_loss(model: EncoderWithHeads, batch: BothWaysBatch) -> Tensor:
     encoder, sides = model.encoder, []
     for words in (batch.token_ids, batch.backward_ids):
         spelled = batch.spelling.take(words)
-        layout = SequenceLayout.from_lengths(np.diff(spelled.edges))
-        characters = encoder.spelled(torch.from_numpy(spelled.flat), layout)[0]
-        sides.append(encoder.embeddings.characters(characters))
+        characters = encoder.spelled(spelled.flat, np.diff(spelled.edges))[0]
+        sides.append(encoder.embeddings.characters(torch.from_numpy(characters)))
     hidden = torch.cat(sides, 1)
     for layer in encoder.layers:
         hidden = plain_layer(layer, hidden, batch.num_sequences)

@@ -104,6 +104,20 @@ def test_a_resumed_run_knows_what_was_before(corpus: Path, tmp_path: Path) -> No
     assert [line for line in said if line.startswith("before step 1: ")]
 
 
+def test_who_reads_the_text_of_the_initial_model_again_is_warned(corpus: Path, tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    _, said = run(corpus, first, model_folder(tmp_path / "init", ("mlm", "nsp")))
+    assert not [line for line in said if line.startswith("WARNING")]
+    lines = {}
+    for seed in (load_recipe(PretrainRecipe, None, [*SETTINGS]).seed, 77):
+        _, said = run(corpus, tmp_path / str(seed), first / "model", f"seed={seed}")
+        (lines[seed],) = [line for line in said if line.startswith(f"WARNING: {first} was trained on this corpus with")]
+    same, other = lines.values()
+    assert "seed = 0: this run reads the same sequences in the same order, with the same masks" in same
+    assert same.endswith("continue that run with --resume --steps N")
+    assert other.endswith("seed = 0: documents that it has read may be held out here")
+
+
 def test_heads_that_a_folder_lacks_are_said_to_be_new(corpus: Path, tmp_path: Path) -> None:
     _, said = run(corpus, tmp_path / "run", model_folder(tmp_path / "init", ()), "data.next_sentence=false")
     (line,) = [line for line in said if line.startswith("new parts with random weights")]

@@ -115,7 +115,8 @@ def load_model(
     labelled = [head for head in loaded_heads if HEADS[head].is_labelled]
     labels = _num_labels(contents, form, labelled) if num_labels is None else num_labels
     if head_options is None:
-        head_options = _own_head_options(content, f"{_config_path(folder)}, {HEAD_OPTIONS}")
+        given, source = content.get(HEAD_OPTIONS, {}), f"{_config_path(folder)}, {HEAD_OPTIONS}"
+        head_options = validate_recipe(_OwnHeads, given, source=source).model_dump(exclude_none=True)
     with torch.device("meta"):
         model = build_model(config, wanted, labels, head_options=head_options)
     rows = contents.completed(_rows_of(model, loaded_heads), form)
@@ -124,18 +125,15 @@ def load_model(
         if not any(row.huggingface in contents.tensors for row in part):
             rows = [row for row in rows if row not in part]
     if problems := contents.problems + _mismatches(rows, contents, model) + contents.unknown:
-        _refuse(problems, next(iter(stored.values())).path if stored else folder)
+        where, more = next(iter(stored.values())).path if stored else folder, len(problems) - _NUM_NAMED
+        shown = [*problems[:_NUM_NAMED], *([f"and {more} more"] if more > 0 else [])]
+        raise DataError(f"{where}: {amount(len(problems), 'problem')}:\n  " + "\n  ".join(shown))
     require_memory(sum(parameter.nbytes for parameter in model.parameters()), f"{folder}: the model", DataError)
     fill_model(model, seed, leave={row.ours for row in rows})
     _copy(model, rows, contents)
     copied = {row.huggingface: contents.tensors[row.huggingface].name for row in rows}
     new = [row.huggingface for row in _rows_of(model, wanted) if row.huggingface not in copied]
     return model, LoadReport(tuple(new), tuple(copied.items()))
-
-
-def _refuse(problems: list[str], where: Path) -> None:
-    more = [f"and {len(problems) - _NUM_NAMED} more"] if len(problems) > _NUM_NAMED else []
-    raise DataError(f"{where}: {amount(len(problems), 'problem')}:\n  " + "\n  ".join(problems[:_NUM_NAMED] + more))
 
 
 def save_model(model: EncoderWithHeads, folder: str | Path, *, extra_config: dict[str, Any] | None = None) -> None:
@@ -175,10 +173,6 @@ class _BiLSTMOptions(Section):
 
 class _OwnHeads(Section):
     bilstm_tagger: _BiLSTMOptions | None = None
-
-
-def _own_head_options(content: dict[str, Any], source: str) -> HeadOptions:
-    return validate_recipe(_OwnHeads, content.get(HEAD_OPTIONS, {}), source=source).model_dump(exclude_none=True)
 
 
 class _Contents:

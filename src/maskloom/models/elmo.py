@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from maskloom.layers.attention import Kept
 from maskloom.layers.characters import CharacterCNN, Characters, Highway
+from maskloom.layers.copies import to_device
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.embeddings import table
 from maskloom.layers.initialization import InitialRules
@@ -120,44 +121,39 @@ class Elmo(Encoder):
     ) -> EncoderOutput:
         """Encode packed sequences as `Encoder` does; `past` holds the state of each layer, empty at first."""
         self.check_packed(token_ids, segment_ids, layout)
-        characters, places, words = self.spelled(token_ids, layout)
-        vectors = self.embeddings(characters)
+        device, (characters, places, counts) = token_ids.device, self.spelled(token_ids.cpu().numpy(), layout.sizes)
+        words, places = SequenceLayout.from_lengths(counts, device), to_device(places, device)
+        vectors = self.embeddings(to_device(characters, device))
         states = self.encode_words(torch.cat([vectors, vectors], 1), words, past)
         mixed = self.mix_dropout(self.mix(torch.stack(states, 1)))
         if self.top is not None:
             mixed = self.top(mixed, words)
         # a sequence is represented by its words, not by its sentence marks
-        is_word = ~torch.isin(characters[:, 1], characters.new_tensor([CONTINUES, CONTINUES + 1]))
-        counts = np.add.reduceat(np.append(is_word.cpu().numpy(), 0), np.cumsum(words.sizes) - words.sizes)
-        counts = np.where(words.sizes > 0, counts, 0)
+        is_word = ~np.isin(characters[:, 1], [CONTINUES, CONTINUES + 1])
+        counts = np.where(counts > 0, np.add.reduceat(np.append(is_word, 0), np.cumsum(counts) - counts), 0)
+        spoken = mixed.index_select(0, to_device(np.flatnonzero(is_word), device))
         return EncoderOutput(
             last_hidden_state=mixed.index_select(0, places),
-            pooled=self.pooler(mixed[is_word], SequenceLayout.from_lengths(counts, mixed.device)),
+            pooled=self.pooler(spoken, SequenceLayout.from_lengths(counts, device)),
             hidden_states=tuple(state.index_select(0, places) for state in states) if keep_hidden_states else None,
         )
 
-    def spelled(self, token_ids: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor, SequenceLayout]:
-        """Return the characters of words (words, characters), each token's word (tokens,), and the words' layout.
+    def spelled(self, token_ids: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the characters of words (words, characters), each token's word (tokens,), and each text's words.
 
-        Every word has a begin and an end mark; a word that is too long keeps only the first bytes that fit between.
+        `sizes` (texts,) count tokens. Every word has a begin and an end mark, and between them the bytes that fit.
         """
-        config, number = cast(ElmoConfig, self.config), layout.num_tokens
+        most, ends = cast(ElmoConfig, self.config).max_characters, np.cumsum(sizes)
         starts = (token_ids < CONTINUES) | (token_ids >= BEGIN_SENTENCE)
-        starts[layout.first_positions[layout.lengths > 0]] = True
-        places = starts.cumsum(0) - 1
-        first = starts.nonzero().squeeze(1)
-        depths = torch.arange(number, device=token_ids.device) - first[places] + 1
-        characters = token_ids.new_full((len(first), config.max_characters), PADDING)
+        starts[(ends - sizes)[sizes > 0]] = True
+        first, places = np.flatnonzero(starts), np.cumsum(starts) - 1
+        depths = np.arange(len(token_ids)) - first[places] + 1
+        characters = np.full((len(first), most), PADDING)
         characters[:, 0] = BEGIN_WORD
-        ids = torch.where(token_ids < BEGIN_SENTENCE, token_ids % CONTINUES, token_ids - BEGIN_SENTENCE + CONTINUES)
-        is_in = depths < config.max_characters - 1
+        ids = np.where(token_ids < BEGIN_SENTENCE, token_ids % CONTINUES, token_ids - BEGIN_SENTENCE + CONTINUES)
+        is_in = depths < most - 1
         characters[places[is_in], depths[is_in]] = ids[is_in]
-        sizes = torch.bincount(places, minlength=len(first)).clamp(max=config.max_characters - 2)
-        characters[torch.arange(len(first), device=token_ids.device), sizes + 1] = END_WORD
-        edges = np.concatenate([[0], np.cumsum(starts.cpu().numpy())])
-        ends = np.cumsum(layout.sizes)
-        return (
-            characters,
-            places,
-            SequenceLayout.from_lengths(edges[ends] - edges[ends - layout.sizes], token_ids.device),
-        )
+        lengths = np.minimum(np.bincount(places, minlength=len(first)), most - 2)
+        characters[np.arange(len(first)), lengths + 1] = END_WORD
+        edges = np.append(0, places + 1)  # the number of words that begin before each token
+        return characters, places, edges[ends] - edges[ends - sizes]

@@ -60,9 +60,8 @@ class BidirectionalLanguageModeling(CarriedLanguageModeling):
         encoder, device = cast(Elmo, model.encoder), model_device(model)
         distinct, places = np.unique(np.concatenate([batch.token_ids, batch.backward_ids]), return_inverse=True)
         spelled = batch.spelling.take(distinct)
-        lengths = SequenceLayout.from_lengths(np.diff(spelled.edges), device)
-        characters, _, _ = encoder.spelled(to_device(spelled.flat, device), lengths)
-        vectors = encoder.embeddings.characters(characters)  # pyright: ignore[reportCallIssue]
+        characters, _, _ = encoder.spelled(spelled.flat, np.diff(spelled.edges))
+        vectors = encoder.embeddings.characters(to_device(characters, device))  # pyright: ignore[reportCallIssue]
         read = vectors.index_select(0, to_device(places, device)).chunk(2)
         past = [Kept(state) for state in batch.carry]
         layout = SequenceLayout.from_lengths(batch.lengths, device)

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from maskloom.errors import ConfigError
+from maskloom.layers.copies import to_device
 from maskloom.models.assembled import EncoderWithHeads
-from maskloom.objectives.objective import Objective
+from maskloom.objectives.objective import Objective, model_device
 
 Carry = tuple[Tensor, ...]
 """The state passed from one batch to the next: tensors with a row per sequence, never changed in place."""
@@ -68,12 +69,9 @@ def with_carry(batch: Any, objective: Objective, model: EncoderWithHeads, carry:
             "state from row to row, so all batches of a run must have the same size"
         )
     if begins is not None and begins.any():
-        is_new = torch.from_numpy(begins)
-        first = objective.first_carry(model, number)
-        carry = tuple(
-            torch.where(is_new.to(new.device).view(-1, *[1] * (new.dim() - 1)), new, old)
-            for new, old in zip(first, carry, strict=True)
-        )
+        is_new, first = to_device(begins, model_device(model)), objective.first_carry(model, number)
+        pairs = zip(first, carry, strict=True)
+        carry = tuple(torch.where(is_new.view(-1, *[1] * (new.dim() - 1)), new, old) for new, old in pairs)
     return CarriedBatch(batch, carry)
 
 

@@ -25,7 +25,7 @@ from maskloom.models.bert_config import BertConfig
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.runs.display import printable
-from maskloom.system.files import copy_files, replacing_folder, write_json, write_text
+from maskloom.system.files import copy_files, replacing, replacing_folder, write_json, write_text
 from maskloom.system.foreign_files import file_inside, read_json_object, why_unreadable
 from maskloom.tasks.kinds import KINDS
 from maskloom.text.tokenizer import Tokenizer
@@ -232,7 +232,8 @@ def write_model_folder(
         if settings is not None:
             own = settings.get("settings") or {}
             if place := (own.get("features") or {}).get("word_vectors"):
-                shutil.copyfile(place, folder / WORD_VECTORS)
+                with open(place, "rb") as source, replacing(folder / WORD_VECTORS) as copy:
+                    shutil.copyfileobj(source, copy)
                 own = {**own, "features": {**own["features"], "word_vectors": WORD_VECTORS}}
             write_json(folder / SETTINGS_FILE, {**settings, "settings": own} if own else settings)
         if vectors_as is not None:

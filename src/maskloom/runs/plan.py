@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +231,8 @@ def plan_lines(result: dict[str, Any], command: str = "maskloom pretrain --corpu
     if shown:
         reference = result["reference"]
         lines += ["", f"reference: held-out masked-LM loss in nats on {reference['text']}, {reference['recipe']}"]
-        lines += aligned([(size, _milestone(point)) for size, point in shown])
+        told = [f"{loss:.2f} at step {at:,.0f}, after {shown_count(tokens)} tokens" for _, (at, tokens, loss) in shown]
+        lines += aligned([*zip((size for size, _ in shown), told, strict=True)])
     lines += [
         f"{row['size']}: {row['epochs']:,.0f} epochs, more than the paper's {_MANY_EPOCHS}: more text would help more "
         "than more steps"
@@ -247,10 +247,6 @@ def plan_lines(result: dict[str, Any], command: str = "maskloom pretrain --corpu
             if row["is_beyond"] and row["size"] != favoured
         ]
     return lines
-
-
-def _milestone(point: Sequence[float]) -> str:
-    return f"{point[2]:.2f} at step {point[0]:,.0f}, after {shown_count(point[1])} tokens"
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

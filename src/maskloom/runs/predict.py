@@ -63,7 +63,8 @@ def predict(
     progress.begin("predicting", num_examples)
     before, between, after = task.frames.get(suffix, ("", "", ""))
     with output_file(target, "w") as file:
-        write = _csv_writer(file, csv_safe, columns) if suffix == ".csv" else _json_writer(file)
+        csv = _csv_writer(file, csv_safe, columns) if suffix == ".csv" else None
+        write = csv or (lambda row: print(json.dumps(row, ensure_ascii=False), file=file))
         file.write(before)
         for index, (example, prediction) in enumerate(_predictions(predictor, reading_of_input, progress)):
             if suffix in forms:
@@ -85,10 +86,6 @@ def _predictions(
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
     for window in reading.shown_pieces(_WINDOW, progress):
         yield from zip(window, predictor.predict_examples(ReadExamples(window, reading.report)), strict=True)
-
-
-def _json_writer(file: IO[str]) -> Callable[[dict[str, Any]], None]:
-    return lambda row: print(json.dumps(row, ensure_ascii=False), file=file)
 
 
 def _csv_writer(file: IO[str], is_safe: bool, columns: Iterable[str]) -> Callable[[dict[str, Any]], None]:

@@ -40,7 +40,7 @@ from maskloom.runs.pretraining_plan import (
 )
 from maskloom.runs.resuming import changes_of, extended_recipe, extension_lines, verify_resuming
 from maskloom.runs.run_folder import METRICS, input_sums, prepare_run_folder, run_id
-from maskloom.runs.start_summary import default_lines, model_line, phase_lines, step_display
+from maskloom.runs.start_summary import default_lines, model_line, phase_lines, repeated_text_lines, step_display
 from maskloom.runs.word_vectors import take_word_vectors
 from maskloom.runs.words import vectors_file
 from maskloom.system.devices import describe_device, half_type
@@ -171,13 +171,13 @@ def start_config(recipe: PretrainRecipe, tokenizer: Tokenizer, init: Path | None
 
 
 def initial_model(recipe: PretrainRecipe, corpus: Corpus, init: Path | None) -> tuple[EncoderWithHeads, list[str]]:
-    """Return the model that training starts from, and messages on parts new to it or on its word vectors."""
+    """Return the model that training starts from, and messages on its new parts, word vectors or text read before."""
     config = start_config(recipe, corpus.tokenizer, init)
     if init is None:
         model = build_model(config, heads=heads_of(recipe, config), seed=recipe.seed)
         return model, take_word_vectors(model, recipe.model, corpus.tokenizer)
     model, report = load_model(init, heads=heads_of(recipe, config), seed=recipe.seed)
-    return model, _new_parts(report)
+    return model, [*_new_parts(report), *repeated_text_lines(init, recipe, corpus.fingerprint)]
 
 
 def _check_vocabulary(init: Path, config: ModelConfig, corpus: Corpus) -> None:

@@ -29,7 +29,7 @@ from maskloom.runs.search_space import (
 )
 from maskloom.runs.search_table import markdown_of, ranked, search_rows
 from maskloom.system.files import copy_files, replacing_folder, write_json, write_text
-from maskloom.system.folder_lock import alone_in_folder
+from maskloom.system.folder_lock import FolderLostError, alone_in_folder
 from maskloom.system.foreign_files import read_json_object
 from maskloom.training.events import check_log_targets
 from maskloom.training.faults.interruption import Interrupted
@@ -227,8 +227,8 @@ def _run_trial(setup: _Search, trial: dict[str, Any]) -> dict[str, Any]:
         )
         for checkpoints in folder.glob("restarts/*/checkpoints"):  # trials are not extended
             shutil.rmtree(checkpoints, ignore_errors=True)
-    except (Interrupted, DataError, UsageError, OSError):
-        raise  # data, metric and disk are the same for every trial
+    except (Interrupted, DataError, UsageError, OSError, FolderLostError):
+        raise  # data, metric, disk and folder are the same for every trial
     except Exception as error:
         if isinstance(error, ConfigError) and trial["number"] == 1:
             raise AllTrialsFailedError(str(error)) from error  # most likely, it is the same for every trial

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 from maskloom.config import FinetuneRecipe, FinetuneTraining, PretrainRecipe, TrainingSection
 from maskloom.data.loader import Account
-from maskloom.errors import amount
+from maskloom.errors import ConfigError, amount
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.runs.display import Progress
 from maskloom.runs.pretraining_plan import PhasePlan
+from maskloom.runs.run_folder import described
 from maskloom.tasks.encoding import EncodedData
 from maskloom.training.state import StepReport
 
@@ -31,6 +34,19 @@ def model_line(model: EncoderWithHeads, recipe: PretrainRecipe | FinetuneRecipe,
         f"model: {size}{shown_count(num_parameters)} parameters, {amount(config.num_hidden_layers, 'layer')} of "
         f"{config.hidden_size}, a vocabulary of {config.vocab_size:,}"
     )
+
+
+def repeated_text_lines(init: Path, recipe: PretrainRecipe, corpus: str) -> list[str]:
+    """Return a warning if the run that made the model folder `init` read the corpus with this fingerprint, or []."""
+    run = init.resolve().parent
+    with suppress(ConfigError):  # not the model of a run
+        before = described(run)
+        if before["inputs"].get("corpus") == corpus and (seeds := before.get("seeds")):
+            again = "this run reads the same sequences in the same order, with the same masks if [data] is the same; "
+            again += "to read on instead, continue that run with --resume --steps N"
+            told = again if seeds[0] == recipe.seed else "documents that it has read may be held out here"
+            return [f"WARNING: {run} was trained on this corpus with seed = {seeds[0]}: {told}"]
+    return []
 
 
 def phase_lines(plan: PhasePlan, account: Account) -> list[str]:

@@ -169,22 +169,22 @@ def _words(out: Path) -> Iterator[str]:
 
 
 def _train(training: WordTraining, out: Path, log: EventLog, progress: Progress, seconds: float) -> dict[str, Any]:
-    """Train to the end, logging each round and saving periodically and on a stop request.
+    """Train to the end, logging each round and saving periodically, on a stop request and at the end.
 
     `seconds` is the training time before this process. Raises DataError for a non-finite loss or state, and if nothing
     was learned.
     """
     blocks, start, first = training.num_blocks, time.monotonic(), training.blocks_done
-    saved = start
+    saved = now = start
     progress.begin("training word vectors", blocks, first)
     with stop_requests() as stop, stop.deferred():
         for _ in training.rounds():
             now = time.monotonic()
             done = training.blocks_done
             is_asked = stop.received is not None
-            saves = is_asked or now - saved > _SECONDS_BETWEEN_SAVES
-            is_checked = saves or done == blocks
-            if not math.isfinite(training.loss) or (is_checked and not _is_finite(training)):
+            saves = is_asked or done == blocks or now - saved > _SECONDS_BETWEEN_SAVES
+            ends = [end(matrix) for matrix in (training.vectors, training.outputs) for end in (np.min, np.max) if saves]
+            if not all(map(math.isfinite, (training.loss, *ends))):
                 raise DataError(
                     f"{out}: the loss or a vector is not finite after block {done:,} of {blocks:,}: "
                     f"the learning rate {training.recipe.peak_rate:g} is too high; "
@@ -212,12 +212,7 @@ def _train(training: WordTraining, out: Path, log: EventLog, progress: Progress,
             f"{out}: nothing was learned: no line has two words that are in the vocabulary and survive subsampling; "
             "give more text, a lower --min-count or --sample 0, and another --out"
         )
-    return {"loss": training.loss, "seconds": seconds + time.monotonic() - start}
-
-
-def _is_finite(training: WordTraining) -> bool:
-    matrices = training.vectors, training.outputs
-    return all(math.isfinite(end) for matrix in matrices for end in (matrix.min(), matrix.max()))
+    return {"loss": training.loss, "seconds": seconds + now - start}
 
 
 def _save(training: WordTraining, out: Path, seconds: float) -> None:

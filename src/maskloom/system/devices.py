@@ -75,8 +75,7 @@ def _has_kernels(number: int) -> bool:
 
 def has_bf16(device: torch.device) -> bool:
     """Tell whether a device computes in bf16: CUDA from compute capability 8.0, which also has fused attention."""
-    is_old = device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_properties(device).major < 8
-    return not is_old
+    return device.type != "cuda" or bool(torch.version.hip) or torch.cuda.get_device_properties(device).major >= 8
 
 
 def half_type(precision: str, device: torch.device) -> torch.dtype | None:
@@ -110,6 +109,4 @@ def describe_device(device: torch.device) -> str:
         return f"{device}, {found.name}, {found.total_memory / 2**30:.0f} GiB"
     memory = available_memory()
     room = "" if memory is None else f", {memory / 2**30:.1f} GiB of memory free"
-    if device.type == "mps":
-        return f"mps{room}"
-    return f"cpu, {amount(torch.get_num_threads(), 'thread')}{room}"
+    return f"mps{room}" if device.type == "mps" else f"cpu, {amount(torch.get_num_threads(), 'thread')}{room}"

@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
@@ -24,6 +24,15 @@ _CHUNK = 4 * 2**20
 _LONGEST_STEM = 255 - len(".") - len(".1234567.12345678.tmp")
 # Standard output and other files inherited from a shell. Reopening such a name would truncate a file opened by >>.
 _OPEN_FILES = re.compile("/dev/(?:(stdout)|(stderr)|fd/([0-9]{1,6}))|/proc/self/fd/([0-9]{1,6})")
+
+WRITE_CHECKS: list[Callable[[], object]] = []
+"""Each raises an error if another process now works where this one writes (see `folder_lock`)."""
+
+
+def be_alone() -> None:
+    """Raise the error of the `WRITE_CHECKS`, if any; called before a file or folder takes its place."""
+    for check in [*WRITE_CHECKS]:
+        check()
 
 
 @contextmanager
@@ -61,6 +70,7 @@ def replacing(path: str | Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[
             file.flush()
             fault_point("files.sync")
             os.fsync(file.fileno())
+        be_alone()
         fault_point("files.rename")
         os.replace(temporary, path)
     except BaseException as error:
@@ -141,6 +151,7 @@ def taking_the_place(temporary: Path, final: Path, former: Path) -> Iterator[Non
         temporary.mkdir()
         yield
         sync(temporary)
+        be_alone()
         if final.exists():
             rename(final, former)
         rename(temporary, final)

@@ -19,7 +19,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from maskloom.system.files import is_running
+from maskloom.errors import RunFailedError
+from maskloom.system.files import WRITE_CHECKS, is_running
 from maskloom.system.foreign_files import check_regular, read_json_object
 from maskloom.system.launch import is_first_process
 from maskloom.system.resources import process_fields, system_text
@@ -39,6 +40,10 @@ Result = TypeVar("Result")
 
 class FolderInUseError(OSError):
     """Another run works in the folder; the message names its machine and process."""
+
+
+class FolderLostError(RunFailedError):
+    """Another run has taken over the folder of this one; the message names its machine and process."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,7 @@ def folder_lock(
 
     The lock is the file `.run.lock` in the folder, which is created, or with `beside` a file next to a folder that is
     replaced as a whole. A kill frees it; the next run reports the takeover. Raises FolderInUseError if another run
-    holds it.
+    holds it. If one has taken it over from this process, `files.be_alone` raises FolderLostError.
     """
     out = Path(out)
     if (ranks_share and not is_first_process()) or (out.exists() and not out.is_dir()):
@@ -122,17 +127,32 @@ def folder_lock(
         return
     path, is_new = _lock_path(out, beside=beside), not beside and not out.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = _taken(path, out, say)
+    me, end = _Holder.this_process(), threading.Event()
+    descriptor = _taken(path, out, me, say)
     _held.add(descriptor)
-    end = threading.Event()
-    thread = threading.Thread(target=_touch, args=(descriptor, end), name="folder-lock", daemon=True)
+
+    def check() -> None:
+        if (other := _Holder.read(path)) not in (None, me):
+            raise FolderLostError(f"{out}: this process was suspended, and {other} has taken over; it writes no more")
+
+    def keep() -> None:
+        with suppress(FolderLostError):
+            while not end.wait(_HEARTBEAT):
+                check()
+                with suppress(OSError):
+                    os.utime(descriptor)
+
+    thread = threading.Thread(target=keep, name="folder-lock", daemon=True)
     thread.start()
+    WRITE_CHECKS.append(check)
     try:
         yield
     finally:
+        WRITE_CHECKS.remove(check)
         end.set()
         thread.join()
-        with suppress(OSError):
+        with suppress(OSError, FolderLostError):
+            check()
             os.unlink(path)  # while the lock is held: a waiting process finds another file there, or none
         _held.discard(descriptor)
         os.close(descriptor)
@@ -153,7 +173,7 @@ def refuse_if_in_use(out: Path) -> None:
         raise _in_use(out, holder)
 
 
-def _taken(path: Path, out: Path, say: Callable[[str], None]) -> int:
+def _taken(path: Path, out: Path, me: _Holder, say: Callable[[str], None]) -> int:
     """Acquire the lock, sign the file with this process's name, and return its descriptor."""
     deadline = time.monotonic() + _PATIENCE
     if path.exists():
@@ -163,7 +183,7 @@ def _taken(path: Path, out: Path, say: Callable[[str], None]) -> int:
         try:
             is_free, former = _is_free(descriptor, path), _Holder.read(path)
             if is_free and (former is None or _may_be_taken_over(former, path, out, say)):
-                if _is_signed(descriptor, path):
+                if _is_signed(descriptor, path, me):
                     return descriptor
                 former = _Holder.read(path)
         except BaseException:
@@ -192,9 +212,8 @@ def _is_free(descriptor: int, path: Path) -> bool:
     return False
 
 
-def _is_signed(descriptor: int, path: Path) -> bool:
+def _is_signed(descriptor: int, path: Path, me: _Holder) -> bool:
     """Write this process's name into the lock file, and tell whether it stays there."""
-    me = _Holder.this_process()
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, json.dumps(asdict(me), indent=1).encode(), 0)
     try:
@@ -238,12 +257,6 @@ def _touched(path: Path) -> int:
 def _in_use(out: Path, holder: _Holder | None) -> FolderInUseError:
     who = holder or "a process that has not identified itself"
     return FolderInUseError(f"{out} is in use by {who}; wait until it ends or choose another --out")
-
-
-def _touch(descriptor: int, end: threading.Event) -> None:
-    while not end.wait(_HEARTBEAT):
-        with suppress(OSError):
-            os.utime(descriptor)
 
 
 def _boot() -> str:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from maskloom.errors import ConfigError
 from maskloom.system.fault_points import fault_point
-from maskloom.system.files import DISK_ERRORS, write_text
+from maskloom.system.files import DISK_ERRORS, be_alone, write_text
 from maskloom.system.foreign_files import check_regular
 
 _SHOWN = ("loss", "learning_rate", "gradient_norm", "tokens_per_second")
@@ -71,6 +71,7 @@ class EventLog(AbstractContextManager["EventLog", None]):
 
     def _append(self, event: dict[str, Any]) -> bool:
         line = (b"\n" if self._is_cut else b"") + json.dumps(event).encode() + b"\n"
+        be_alone()
         try:
             fault_point("events.write")
             written = self._file.write(line)

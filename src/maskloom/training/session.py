@@ -361,16 +361,8 @@ class TrainingSession:
 
     def _log_step(self, report: StepReport) -> None:
         by_clock = {} if self.budget is None else {"fractions_of_time": self.budget.taken()}
-        self.write(
-            "step",
-            **by_clock,
-            step=report.step,
-            loss=report.loss,
-            losses=report.losses,
-            learning_rate=report.learning_rate,
-            gradient_norm=report.gradient_norm,
-            tokens_per_second=report.num_tokens / report.seconds,
-        )
+        values = {name: getattr(report, name) for name in ("step", "loss", "losses", "learning_rate", "gradient_norm")}
+        self.write("step", **by_clock, **values, tokens_per_second=report.num_tokens / report.seconds)
 
     def write(self, event: str, **values: Any) -> None:
         """Log an event of this session, on the first rank."""

@@ -59,10 +59,10 @@ class TrainingSection(Section):
     on_nonfinite: Literal["stop", "skip", "rewind"] = key("stop", "What to do after a non-finite loss or gradient.")
     max_skips: Count = key(3, "Maximum batches skipped in a row, or rewinds in total; beyond that, the run ends.")
     save_every: Count | None = key(
-        None, "Steps between checkpoints; defaults to ten checkpoints per phase, or one per evaluation in fine-tuning."
+        None, "Steps between checkpoints; by default a tenth of a phase's first plan or, in fine-tuning, an evaluation."
     )
     evaluate_every: Count | None = key(
-        None, "Steps between evaluations; defaults to ten evaluations per phase, or one per epoch in fine-tuning."
+        None, "Steps between evaluations; by default a tenth of a phase's first plan or, in fine-tuning, an epoch."
     )
     log_every: Count = key(10, "Steps between log lines in events.jsonl.")
     log_to: list[Literal["tensorboard"]] = key(
@@ -150,7 +150,7 @@ class Phase(Section):
 
     max_length: Length = Field(ge=5, description="Maximum sequence length of the phase in tokens.")
     steps: Count = Field(
-        description="Number of steps. A phase of the same max_length as the previous one continues in the text."
+        description="Steps. After one of the same max_length, a phase continues in its text unless state is carried."
     )
     batch_size: BatchSize | None = key(None, "Sequences per step; defaults to training.batch_size.")
     learning_rate: Positive | None = key(None, "Peak learning rate; defaults to training.learning_rate.")

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -6,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from maskloom.config import PretrainRecipe
 from maskloom.data.batch import ClassificationBatch, PackedBatch
@@ -94,6 +97,31 @@ def test_a_text_in_rows_that_go_on_has_the_loss_of_the_whole_and_so_have_micro_b
     parts = [objective.loss_sums(model, part)["bilm"] for part in carried.split(1)]
     torch.testing.assert_close(sum(parts), whole, rtol=1e-5, atol=0)
     assert [len(state) for state in carried.carried_on()] == [2, 2]
+
+
+class Waits(TorchDispatchMode):
+    """Collects the operations for which the host would wait for a GPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name, indices = func.overloadpacket.__name__, args[1:2]
+        masks = [x for x in tree_leaves(indices) if isinstance(x, torch.Tensor) and x.dtype == torch.bool]
+        if name in ("nonzero", "bincount", "_local_scalar_dense", "_unique2") or (name.startswith("index") and masks):
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_gpu_is_waited_for_within_a_batch(monkeypatch):
+    model, objective = model_of().train(), ROW.objective(ROW.part, None)
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda _: pytest.fail("a copy to the host"))
+    batches = [batch(0, 4), replace(batch(4, 9), begins=np.array([True, False]))]
+    with Waits() as waits:
+        for loss in losses_of(batches, model, objective):
+            loss.backward()
+    assert waits.found == ["_local_scalar_dense"] * 2  # the loss on a CPU looks for tiny probabilities, once a batch
 
 
 @torch.no_grad()

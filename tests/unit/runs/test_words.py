@@ -214,6 +214,23 @@ def test_a_run_that_is_asked_to_stop_saves_and_ends_with_75(text: Path, tmp_path
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
+def test_a_run_that_is_asked_to_stop_while_it_writes_its_vectors_has_saved_all_rounds(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise Interrupted(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(words, "write_vectors", stop)
+        with pytest.raises(Interrupted):
+            train_words(text, RECIPE, out=tmp_path / "out")
+    (*_, last) = [event for event in read_events(tmp_path / "out" / "events.jsonl") if event["event"] == "step"]
+    assert _blocks_saved(tmp_path / "out") == last["step"] > 0
+    progress = _Begun()
+    assert train_words(text, RECIPE, out=tmp_path / "out", resume=True, progress=progress)["seconds"] > 0
+    assert progress.done == {"training word vectors": last["step"]}
+
+
 def test_a_run_that_is_asked_to_stop_in_its_last_round_saves_that_round(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

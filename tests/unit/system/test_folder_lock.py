@@ -155,6 +155,72 @@ def test_a_holder_on_another_machine_that_ends_meanwhile_is_named(tmp_path, monk
         pass
 
 
+SUSPENDED = """
+import os, signal, socket, sys, time
+from pathlib import Path
+from maskloom.system import folder_lock as module
+from maskloom.system.files import write_text
+from maskloom.training.events import EventLog
+socket.gethostname = lambda: "elsewhere"
+module._HEARTBEAT = 0.2
+out = Path(sys.argv[1])
+try:
+    with module.folder_lock(out), EventLog(out / "events.jsonl") as log:
+        write_text(out / "before", "")
+        print("held", flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        for write in (lambda: write_text(out / "after", ""), lambda: log.write("step")):
+            try:
+                write()
+            except module.FolderLostError:
+                print("not written", flush=True)
+        time.sleep(1)  # five heartbeats that are not given
+        write_text(out / "after", "")
+except module.FolderLostError as error:
+    print(error, flush=True)
+"""
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_holder_that_was_suspended_learns_that_its_lock_was_taken_over(tmp_path, monkeypatch, beside: bool) -> None:
+    monkeypatch.setattr(module, "_HEARTBEAT", 0.2)
+    folder, script = tmp_path / "run", SUSPENDED.replace("lock(out)", f"lock(out, beside={beside})")
+    before = f"{_without_flock()}\n"  # as on a network disk whose locks end at each machine
+    process = subprocess.Popen([sys.executable, "-c", before + script, str(folder)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert _said(process) == "held"
+        os.waitpid(process.pid, os.WUNTRACED)
+        with folder_lock(folder, beside=beside, say=lambda _: None):
+            path = module._lock_path(folder, beside=beside)
+            os.kill(process.pid, signal.SIGCONT)
+            said = [_said(process) for _ in range(3)]
+            assert said[:2] == ["not written"] * 2
+            assert said[2].startswith(f"{folder}: this process was suspended, and PID {os.getpid()} on ")
+            assert "has taken over; it writes no more" in said[2]
+            process.wait()
+            assert json.loads(path.read_text())["pid"] == os.getpid()
+            assert sorted(path.name for path in folder.iterdir() if path.name != LOCK) == ["before", "events.jsonl"]
+            assert (folder / "events.jsonl").read_text() == ""
+        assert not path.exists()
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_a_former_holder_gives_no_signs_for_the_other_and_leaves_its_lock(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(module, "_HEARTBEAT", 0.01)
+    taken = json.dumps({**vars(module._Holder.this_process()), "host": "elsewhere"})
+    with folder_lock(tmp_path):
+        (tmp_path / LOCK).write_text(taken, encoding="utf-8")
+        time.sleep(0.1)
+        os.utime(tmp_path / LOCK, (1, 1))
+        time.sleep(0.2)
+        assert (tmp_path / LOCK).stat().st_mtime == 1
+    assert (tmp_path / LOCK).read_text() == taken
+
+
 def test_the_holder_gives_signs(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(module, "_HEARTBEAT", 0.01)
     with folder_lock(tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from maskloom.checkpoints.published.format import (
@@ -16,6 +16,7 @@ from maskloom.checkpoints.published.format import (
 from maskloom.models.t5_config import T5Config
 
 _WORDS, _OUTPUT, _DECODER = "shared.weight", "lm_head.weight", "heads.decoder"
+_COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 # Version 1.0 was published with a table that is never used.
 _UNREAD = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 _weights = partial(plain_rows, ends=("weight",))
@@ -72,18 +73,13 @@ _CLASSES = {
 }
 
 
-def _tied(config: T5Config) -> Mapping[str, str]:
-    names = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"]
-    return dict.fromkeys([*names, _OUTPUT] if config.tie_word_embeddings else names, _WORDS)
-
-
 T5_FORMAT = PublishedFormat(
     name="T5",
     prefix="",
     rows=_rows,
     heads=_HEADS,
     class_names=lambda config: [*_CLASSES.items()],
-    tied_copies=_tied,
+    tied_copies=lambda config: dict.fromkeys([*_COPIES, *([_OUTPUT] if config.tie_word_embeddings else [])], _WORDS),
     is_ignored=lambda name: name == _UNREAD,
     canonical=lambda name, rows: (name.removeprefix("transformer."), False),
     defaults={_OUTPUT: _WORDS},

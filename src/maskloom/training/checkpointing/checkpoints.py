@@ -21,7 +21,7 @@ from torch import nn
 
 from maskloom.checkpoints.tensor_files import safetensors_pieces
 from maskloom.errors import DataError, amount
-from maskloom.system.files import DISK_ERRORS, is_running, remove_tree, rename, taking_the_place, write_hashed
+from maskloom.system.files import DISK_ERRORS, be_alone, is_running, remove_tree, rename, taking_the_place, write_hashed
 from maskloom.system.foreign_files import MAX_JSON_BYTES, parse_json, read_bytes, why_changed
 from maskloom.system.launch import num_processes
 from maskloom.training.ranks.ranks import ONE_RANK, Ranks
@@ -169,13 +169,13 @@ def write_checkpoint(
         files = {name: write_hashed(temporary / name, pieces) for name, pieces in contents.items()}
         facts = {"world_size": num_processes(), "run": run, "torch": torch.__version__}
         write_manifest(temporary, step=snapshot.step, files=files, facts=facts)
-    return _step_folder(folder, snapshot.step)
+    return folder / f"step-{snapshot.step:08d}"
 
 
 @contextmanager
 def new_step_folder(snapshot: Snapshot, folder: Path, *, keep: int, pinned: Collection[int] = ()) -> Iterator[Path]:
     """Yield a folder that becomes a checkpoint, then drop older ones; raises OSError as `write_checkpoint` does."""
-    step, final = snapshot.step, _step_folder(folder, snapshot.step)
+    step, final = snapshot.step, folder / f"step-{snapshot.step:08d}"
     temporary, former = (folder / f"{final.name}.{what}-{os.getpid()}" for what in ("tmp", "old"))
     try:
         folder.mkdir(exist_ok=True)
@@ -249,12 +249,9 @@ def step_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step-").partition(".")[0])
 
 
-def _step_folder(folder: Path, step: int) -> Path:
-    return folder / f"step-{step:08d}"
-
-
 def _tidy(folder: Path) -> None:
     """Remove temporary folders whose writing process is gone, and rename folders that a killed save set aside back."""
+    be_alone()  # a process on another machine does not run on this one
     for path in folder.glob("step-*.tmp-*"):
         process = path.name.rpartition("-")[2]
         if not process.isdigit() or int(process) == os.getpid() or not is_running(int(process)):

@@ -9,6 +9,8 @@ import torch
 from maskloom.errors import DataError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
+from maskloom.system import files
+from maskloom.system.folder_lock import FolderLostError
 from maskloom.training.checkpointing.checkpoints import Snapshot, restore_checkpoint, write_checkpoint
 from maskloom.training.settings import TrainingSection
 from maskloom.training.state import TrainState
@@ -252,6 +254,22 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path) -> None:
     _two(tmp_path)
     with pytest.raises(DataError, match="another model"):
         restore_checkpoint(_state(hidden=16), tmp_path)
+
+
+def test_a_run_whose_lock_was_taken_over_touches_no_checkpoint_of_the_other(tmp_path, monkeypatch) -> None:
+    state, other = _state(), tmp_path / "step-00000009.tmp-4194305"  # by a process on another machine
+    write_checkpoint(Snapshot.of(state, {}), tmp_path)
+    other.mkdir()
+
+    def lost() -> None:
+        raise FolderLostError
+
+    monkeypatch.setattr(files, "WRITE_CHECKS", [lost])
+    with pytest.raises(FolderLostError):
+        write_checkpoint(Snapshot.of(state, {}), tmp_path)
+    with pytest.raises(FolderLostError):
+        restore_checkpoint(state, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000000", other.name]
 
 
 def test_a_half_written_folder_is_neither_taken_nor_kept(tmp_path) -> None:

@@ -4,11 +4,16 @@ import json
 import os
 import stat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from tests.unit.training.tiny_sessions import run_session, tiny_session, tiny_state
 
+from maskloom.inference.model_folder import WORD_VECTORS
+from maskloom.runs.model_writing import write_model_folder
 from maskloom.system.files import write_json
+from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.checkpointing.checkpoints import Snapshot, write_checkpoint
 from maskloom.training.ranks.ranks import Ranks
 
@@ -69,6 +74,15 @@ def test_a_checkpoint_has_its_manifest_when_its_files_are_on_disk_and_its_name_w
         write_checkpoint(Snapshot.of(state, {}), tmp_path, keep=9)
     assert witness.end() == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
+
+
+def test_a_model_folder_has_its_name_when_its_word_vectors_are_on_disk(tmp_path, monkeypatch) -> None:
+    witness, tokenizer = Witness(monkeypatch), SimpleNamespace(save=lambda *_, **__: None)
+    (tmp_path / "vectors.txt").write_text("a 1\n", encoding="utf-8")
+    settings = {"settings": {"features": {"word_vectors": str(tmp_path / "vectors.txt")}}}
+    write_model_folder(tmp_path / "model", tiny_state().model, cast(Tokenizer, tokenizer), settings=settings)
+    assert (tmp_path / "model" / WORD_VECTORS).read_text(encoding="utf-8") == "a 1\n"
+    assert witness.end() == []
 
 
 def test_a_rank_that_is_not_the_first_writes_nothing(tmp_path) -> None:
