@@ -63,14 +63,14 @@ def write_real_text(path: Path, num_bytes: int) -> str:
     return f"{name}, {len(content) / 1e6:.1f} MB"
 
 
-def film_reviews(encoding: str = "utf-8") -> list[tuple[str, str]]:
+def film_reviews() -> list[tuple[str, str]]:
     """Return MR's reviews with their labels, in a random order that is always the same."""
     import random
 
     rows = [
         (line.strip(), name)
         for name in ("neg", "pos")
-        for line in (data_folder() / "sentiment" / f"rt-polarity.{name}").read_text(encoding=encoding).split("\n")
+        for line in (data_folder() / "sentiment" / f"rt-polarity.{name}").read_text(encoding="utf-8").split("\n")
         if line.strip()
     ]
     random.Random(0).shuffle(rows)

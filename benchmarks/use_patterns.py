@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from denoising import kept
-from surroundings import data_folder, film_reviews, processor
+from surroundings import data_folder, film_reviews, noted, processor
 from translation import command, resumed
 
 _REVERSED, _DIGITS = 50_000, 20
@@ -124,7 +124,8 @@ def main() -> None:
             path = out / f"{name} {network}.json".replace(" ", "-")
             found.setdefault(name, {})[network] = kept(path, partial(_run, out, name, network))
     if options.results:
-        _write_page(options.results, found, {name: _baseline(out, task.data) for name, task in TASKS.items()})
+        baselines = {name: _baseline(out, task.data) for name, task in TASKS.items()}
+        _write_page(options.results, {"runs": found, "baselines": baselines})
 
 
 def _run(out: Path, name: str, network: str) -> dict[str, Any]:
@@ -199,7 +200,7 @@ def _write_rows(out: Path, data: str, train: Sequence[dict[str, str]], dev: Sequ
 
 
 def _prepare_reviews(out: Path) -> list[Path]:
-    rows = film_reviews("latin-1")  # the page was measured so, although the files are in UTF-8
+    rows = film_reviews()
     return [write_texts(out, "MR", rows[1066:], rows[:1066])]
 
 
@@ -273,7 +274,7 @@ def _baseline(out: Path, data: str) -> float | None:
     return None
 
 
-def _write_page(target: Path, found: dict[str, dict[str, dict[str, Any]]], baselines: dict[str, float | None]) -> None:
+def _write_page(target: Path, content: dict[str, Any]) -> None:
     """Write the results as JSON and as a Markdown page."""
     lines = [
         "# Recurrent networks and Transformers, by type of task",
@@ -282,11 +283,12 @@ def _write_page(target: Path, found: dict[str, dict[str, dict[str, Any]]], basel
         "One run each of a network of size tiny (hidden size 128, 64 per direction), trained from scratch on one",
         "thread. Scores are those of the best epoch on held-out data; seconds are CPU time, including evaluations.",
         "",
+        *noted(content),
         "| task | pattern | network | score | | without order | to pass | passed | seconds |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for name, runs in found.items():
-        baseline = runs[_ALONE]["score"] if _ALONE in runs else baselines[name]
+    for name, runs in content["runs"].items():
+        baseline = runs[_ALONE]["score"] if _ALONE in runs else content["baselines"][name]
         lines += [_row(name, network, run, baseline) for network, run in runs.items()]
     lines += ["", *_NOTES, ""]
     lines += ["Every run is `maskloom finetune --vocab VOCAB --size tiny` with its files and these options:", ""]
@@ -295,7 +297,6 @@ def _write_page(target: Path, found: dict[str, dict[str, dict[str, Any]]], basel
         for network, (architecture, own) in NETWORKS[name].items():
             lines.append(f"  - {network}: `{' '.join((*_sets(f'model.architecture={architecture}'), *own))}`")
     lines += ["", f"{processor()}, {platform.python_implementation()} {platform.python_version()}."]
-    content = {"runs": found, "baselines": baselines}
     target.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     target.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 

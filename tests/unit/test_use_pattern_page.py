@@ -55,5 +55,27 @@ def test_names_are_read_letter_by_letter_with_their_classes(patterns, tmp_path, 
     assert found == {("LOC", "N e w _ Y o r k"), ("PER", "B o"), ("PER", "A l")}
 
 
+def test_stored_figures_make_the_stored_page_with_its_note(patterns, tmp_path, monkeypatch):
+    stored = BENCHMARKS.parent / "results" / "use_patterns.md"
+    machine = stored.read_text(encoding="utf-8").rstrip().rpartition("\n")[2]
+    monkeypatch.setattr(patterns, "processor", lambda: machine.rpartition(", ")[0])
+    monkeypatch.setattr(patterns.platform, "python_version", lambda: machine.rstrip(".").rpartition(" ")[2])
+    content = json.loads(stored.with_suffix(".json").read_text(encoding="utf-8"))
+    patterns._write_page(tmp_path / "page", content)
+    assert (tmp_path / "page.md").read_text(encoding="utf-8") == stored.read_text(encoding="utf-8")
+    assert content["note"] in stored.read_text(encoding="utf-8")
+
+
+def test_reviews_are_read_in_the_encoding_of_their_files(patterns, tmp_path, monkeypatch):
+    monkeypatch.setenv("MASKLOOM_DATA", str(tmp_path))
+    (tmp_path / "sentiment").mkdir()
+    for name, text in (("neg", "un clich\u00e9"), ("pos", "hmmm\u0085 jir\u00ed")):
+        (tmp_path / "sentiment" / f"rt-polarity.{name}").write_text(f"{text}\n", encoding="utf-8")
+    kept = []
+    monkeypatch.setattr(patterns, "write_texts", lambda _out, _data, train, dev: kept.extend([*train, *dev]))
+    patterns._prepare_reviews(tmp_path)
+    assert sorted(kept) == [("hmmm\u0085 jir\u00ed", "pos"), ("un clich\u00e9", "neg")]
+
+
 def test_seconds_of_a_resumed_run_are_unknown(patterns):
     assert patterns._row("translation", "gru", {"score": 27.2, "seconds": None}, None).endswith("| - | - |")

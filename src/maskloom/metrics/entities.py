@@ -87,13 +87,15 @@ class TagTable:
         )
 
     def scheme(self) -> Scheme:
-        """Return the scheme that the prefixes imply: BILOU for L or U, BIOES for E or S, IOB2 for B, else IO."""
-        prefixes = {label[0] for label in self.labels}
-        if prefixes & {"L", "U"}:
-            return "bilou"
-        if prefixes & {"E", "S"}:
-            return "bioes"
-        return "iob2" if "B" in prefixes else "io"
+        """Return the scheme that the labels imply: BILOU with L or U, BIOES with E or S, IO without B.
+
+        If only some types have B, it is IOB1, where B only separates; otherwise IOB2.
+        """
+        kinds = ({label[2:] for label in self.labels if label[0] in prefixes} for prefixes in ("B", "I", "ES", "LU"))
+        begun, inside, ended, last = kinds
+        if last or ended:
+            return "bilou" if last else "bioes"
+        return "io" if not begun else "iob2" if inside <= begun else "iob1"
 
     def marks(self, ids: np.ndarray, lengths: np.ndarray, *, strict: Scheme | None = None) -> Marks:
         """Return the entities of concatenated sentences; no entity crosses the end of a sentence.
@@ -168,9 +170,8 @@ class EntityMetric:
         scores = _ratios(*self._counts.sum(axis=1).tolist())
         scores |= {f"strict_{name}": value for name, value in _ratios(*self._strict.sum(axis=1).tolist()).items()}
         scores["accuracy"] = self._num_right / num_words
-        for number, kind in enumerate(self.table.types):
-            for name, value in _ratios(*self._counts[:, number].tolist()).items():
-                scores[f"{name}_{kind}"] = value
+        for kind, counts in zip(self.table.types, self._counts.T.tolist(), strict=True):
+            scores |= {f"{name}_{kind}": value for name, value in _ratios(*counts).items()}
         return scores
 
     def reference(self) -> float | None:

@@ -40,10 +40,8 @@ class MaskedLanguageModeling:
 
     def target_counts(self, batch: PretrainingBatch) -> dict[str, float]:
         """Return the number of masked positions and, with next-sentence prediction, the number of sequences."""
-        counts = {self.part: float(len(batch.mlm_labels))}
-        if self.pair_part:
-            counts[self.pair_part] = float(batch.num_sequences)
-        return counts
+        pairs = {self.pair_part: float(batch.num_sequences)} if self.pair_part else {}
+        return {self.part: float(len(batch.mlm_labels)), **pairs}
 
     def loss_sums(self, model: EncoderWithHeads, batch: PretrainingBatch) -> dict[str, Tensor]:
         """Return the summed losses in nats: `mlm` over masked positions, `nsp` over sequences."""

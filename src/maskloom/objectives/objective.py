@@ -18,10 +18,11 @@ from maskloom.data.batch import BothOrdersBatch
 from maskloom.errors import DataError
 from maskloom.layers.attention import Kept
 from maskloom.layers.copies import all_to_device, to_device
-from maskloom.layers.embeddings import TokenEmbeddings
 from maskloom.layers.layer_mix import ScalarMix
 from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.models.architectures import architecture_of
 from maskloom.models.assembled import EncoderWithHeads
+from maskloom.models.elmo_config import SPELLING_SIZE
 from maskloom.models.encoder import EncoderOutput
 
 
@@ -81,22 +82,22 @@ def check_ids(name: str, ids: np.ndarray, number: int) -> None:
 def encode_batch(
     model: EncoderWithHeads, batch: Any, *, keep_hidden_states: bool = False, past: Sequence[Kept] | None = None
 ) -> EncoderOutput:
-    """Run the encoder over the packed tokens of a batch; `past` holds its layers' state of earlier tokens.
+    """Run the encoder over a batch; `past` holds its layers' state of earlier tokens. Raises like `packed_inputs`."""
+    return model.encoder.encode_packed(*packed_inputs(model, batch), keep_hidden_states=keep_hidden_states, past=past)
 
-    Raises DataError for a token or segment that has no embedding.
+
+def packed_inputs(model: EncoderWithHeads, batch: Any) -> tuple[Tensor, Tensor, SequenceLayout]:
+    """Return the token ids and segments of a batch, (tokens,) each, and its layout, on the model's device.
+
+    Raises DataError for a token or segment that has no embedding, whatever the architecture.
     """
-    if isinstance(embeddings := model.encoder.embeddings, TokenEmbeddings):
-        check_ids("token", batch.token_ids, embeddings.word.num_embeddings)
-        check_ids("segment", batch.segment_ids, embeddings.segment.num_embeddings)
-    device = model_device(model)
+    config, device = model.config, model_device(model)
+    own = getattr(config, "source_vocab_size", None) or config.vocab_size
+    check_ids("token", batch.token_ids, SPELLING_SIZE if architecture_of(config).reads_spelling else own)
+    if hasattr(config, "type_vocab_size"):  # others ignore segments
+        check_ids("segment", batch.segment_ids, config.num_segments)
     token_ids, segment_ids = all_to_device([batch.token_ids, batch.segment_ids], device)
-    return model.encoder.encode_packed(
-        token_ids,
-        segment_ids,
-        SequenceLayout.from_lengths(batch.lengths, device),
-        keep_hidden_states=keep_hidden_states,
-        past=past,
-    )
+    return token_ids, segment_ids, SequenceLayout.from_lengths(batch.lengths, device)
 
 
 NOT_SCORED = -100

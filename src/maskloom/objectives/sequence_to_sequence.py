@@ -17,7 +17,7 @@ from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.transformer import TransformerDecoder
 from maskloom.objectives.masked_lm import MaskedLanguageModeling, scores_of
-from maskloom.objectives.objective import BatchOutputs, TaskObjective, label_tensor, labels_of, model_device
+from maskloom.objectives.objective import BatchOutputs, TaskObjective, check_ids, label_tensor, labels_of, packed_inputs
 
 # The encoder's packed output vectors and their layout.
 _Memory = tuple[Tensor, SequenceLayout]
@@ -94,14 +94,14 @@ class Restoration(MaskedLanguageModeling):
 
 
 def _encoded(model: EncoderWithHeads, batch: SourceTargetBatch) -> _Memory:
-    device = model_device(model)
-    layout = SequenceLayout.from_lengths(batch.lengths, device)
-    ids, segments = to_device(batch.token_ids, device), to_device(batch.segment_ids, device)
+    ids, segments, layout = packed_inputs(model, batch)
     return model.encoder.encode_packed(ids, segments, layout).last_hidden_state, layout
 
 
 def _decoded(model: EncoderWithHeads, batch: SourceTargetBatch, memory: _Memory) -> tuple[TransformerDecoder, Tensor]:
     """Return the decoder and its vectors at the tokens of the targets."""
     head, (hidden, source) = cast(TransformerDecoder, model.heads["decoder"]), memory
+    check_ids("target", batch.target_ids, model.config.vocab_size)
+    check_ids("label", labels_of(batch), model.config.vocab_size)
     layout = SequenceLayout.from_lengths(batch.target_lengths, hidden.device)
     return head, head(to_device(batch.target_ids, hidden.device), layout, hidden, source)

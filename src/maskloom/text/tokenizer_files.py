@@ -52,17 +52,19 @@ def read_wordpiece(folder: Path) -> dict[str, Any]:
 
     A folder with only a vocab.txt is uncased unless its tokens contain capital letters. A tokenizer.json without a
     vocab.txt also decides the compatibility: a word limit of 100 characters is Hugging Face's, so special tokens in a
-    text are recognised too. Raises DataError for rules that BERT's tokenizer does not have, and for damaged files.
+    text are recognised too. Raises DataError for rules or added tokens that BERT's has not, and for damaged files.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: not a folder; a tokenizer is a folder with vocab.txt or tokenizer.json")
     vocabulary = Vocabulary.load(folder)
     config, library = _config(folder), _library(folder)
+    take_added(added := read_object(folder, "added_tokens.json"), library, folder / "tokenizer.json")
+    if foreign := ", ".join(sorted(added.keys() - vocabulary.special.tokens)):
+        raise DataError(f"{folder}: the added tokens {foreign:.200} are not supported; WordPiece would split them")
     normalizer = library.get("normalizer") or {}
     if not isinstance(normalizer, dict):
         raise DataError(f"{folder}: the normalizer of tokenizer.json is not an object but {type(normalizer).__name__}")
-    lowercase = config.get("do_lower_case", normalizer.get("lowercase"))
-    if lowercase is None:
+    if (lowercase := config.get("do_lower_case", normalizer.get("lowercase"))) is None:
         lowercase = not holds_capitals(vocabulary.tokens)
     refuse_foreign_rules(folder, lowercase, {**normalizer, **config})
     by_file = "google" if file_inside(folder, "vocab.txt") else _compatibility(folder / "tokenizer.json", library)
@@ -104,9 +106,8 @@ def _compatibility(path: Path, library: dict[str, Any]) -> str:
     kind = words.get("type") if isinstance(words, dict) else words
     if kind not in (None, "BertPreTokenizer"):
         raise DataError(f"{path}: pre_tokenizer is {kind!r:.80}; BERT's is 'BertPreTokenizer'")
-    for name, length in MAX_WORD_LENGTHS.items():
-        if longest == length:
-            return name
+    if found := [name for name, length in MAX_WORD_LENGTHS.items() if longest == length]:
+        return found[0]
     raise DataError(f"{path}: max_input_chars_per_word is {longest!r:.80}; expected 100 (hf) or 200 (google)")
 
 

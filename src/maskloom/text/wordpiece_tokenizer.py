@@ -52,12 +52,9 @@ class WordPieceTokenizer(Tokenizer):
 
     def identity(self) -> dict[str, Any]:
         """Return the vocabulary's hash and size, and the rules."""
-        return {
-            "vocabulary_sha256": vocabulary_sha256(self.vocabulary),
-            "vocabulary_size": len(self.vocabulary),
-            "lowercase": self.lowercase,
-            "compatibility": self.compatibility,
-        }
+        rules = {"lowercase": self.lowercase, "compatibility": self.compatibility}
+        sha256, size = vocabulary_sha256(self.vocabulary), len(self.vocabulary)
+        return {"vocabulary_sha256": sha256, "vocabulary_size": size, **rules}
 
     def word_ids(self, words: Iterable[str]) -> Iterator[list[int]]:
         """Return the id of each word that is a single piece, or the ids of its pieces."""

@@ -16,7 +16,9 @@ from maskloom.metrics.answers import (
     score_answers,
     token_f1,
 )
-from maskloom.tasks.span.reading import score_files
+from maskloom.tasks.examples import ReadingReport
+from maskloom.tasks.span.reading import iterate_questions, score_files
+from maskloom.tasks.tables import ReadingOptions
 
 
 @pytest.mark.parametrize(
@@ -243,6 +245,19 @@ def test_files_of_predictions_that_are_wrong(tmp_path):
     path.write_text('{"1": "the cat"}')
     expected = {"exact_match": 100.0, "f1": 100.0, "total": 1, "num_missing": 0, "first_missing": [], "num_unknown": 0}
     assert score_files(data, path) == expected
+
+
+@pytest.mark.parametrize("place", [{}, {"answer_start": 99}, {"answer_start": 0}, {"answer_start": None}])
+def test_answers_are_scored_by_their_texts_wherever_they_are(tmp_path, place):
+    """The official script does not read offsets; training does."""
+    data, path = tmp_path / "data.json", tmp_path / "predictions.json"
+    paragraph = {"context": "a cat", "qas": [{"id": "1", "question": "who?", "answers": [{"text": "cat ", **place}]}]}
+    data.write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}))
+    path.write_text('{"1": "the cat"}')
+    assert score_files(data, path)["exact_match"] == 100.0
+    reading = ReadingOptions(), None
+    with pytest.raises(DataError, match="answer"):
+        list(iterate_questions(data, *reading, needs_label=True, report=ReadingReport(data)))
 
 
 @pytest.mark.realdata

@@ -69,6 +69,27 @@ def test_strict_entities_are_whole_in_their_scheme(scheme, tags, expected):
 
 
 @pytest.mark.parametrize(
+    ("labels", "scheme"),
+    [
+        ("O B-PER I-PER B-LOC I-LOC", "iob2"),
+        ("O B-PER B-LOC I-LOC", "iob2"),
+        ("O I-PER B-LOC I-LOC", "iob1"),
+        ("O I-PER I-LOC", "io"),
+        ("O B-PER I-PER E-PER S-PER", "bioes"),
+        ("O B-PER I-PER L-PER U-PER", "bilou"),
+    ],
+)
+def test_labels_imply_a_scheme_in_which_no_entity_is_lost(labels, scheme):
+    """A type without B- begins with I-; models of CoNLL-2003's own tags lack B-PER, which never occurs there."""
+    names = labels.split()
+    metric = EntityMetric(names)
+    assert metric.scheme == scheme
+    metric.update([np.array([0, 1, 0])], np.array([0, 1, 0]))
+    whole = {"io", "iob1", "iob2"}
+    assert metric.compute()["strict_f1"] == (1.0 if scheme in whole else 0.0)
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [("O", True), ("B-PER", True), ("U-x-y", True), ("o", False), ("B-", False), ("B", False), ("X-PER", False)],
 )

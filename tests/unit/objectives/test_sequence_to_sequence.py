@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from tests.device_reads import Reads
 
 from maskloom.data.batch import SourceTargetBatch
+from maskloom.errors import DataError
 from maskloom.generation.search import Generation
 from maskloom.generation.sources import SourceDecoder
 from maskloom.layers.sequence_layout import SequenceLayout
@@ -56,6 +57,17 @@ def make_small(name, dropout=0.0, heads=("decoder",)):
     sizes |= {} if ARCHITECTURES[name].has_state else {"num_attention_heads": 2, "intermediate_size": 20}
     more = {"max_position_embeddings": 64, "hidden_dropout_prob": dropout}
     return build_model(ARCHITECTURES[name].config_type(**sizes, **more), heads, seed=0)
+
+
+@WITH_DECODER
+@pytest.mark.parametrize("wrong", [-1, 30])
+@pytest.mark.parametrize(("field", "what"), [("token_ids", "token"), ("target_ids", "target"), ("labels", "label")])
+def test_an_id_that_the_model_has_not_is_named(name, field, what, wrong):
+    """GPU kernels would end with an assertion that names nothing, and leave the process without its GPU."""
+    batch = make_batch([5, 2], [3, 7])
+    getattr(batch, field)[-1] = wrong
+    with pytest.raises(DataError, match=f"{what} id {wrong}: the model has 0 to 29"):
+        SequenceToSequence().loss_sums(make_small(name), batch)
 
 
 def losses_of_gpus(probabilities, _rows, _decoder, _bias, targets):

@@ -5,10 +5,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from maskloom.data.batch import ChoiceBatch, ClassificationBatch, TokenBatch
+from maskloom.data.batch import ChoiceBatch, ClassificationBatch, PackedBatch, TokenBatch
+from maskloom.errors import DataError
+from maskloom.models.architectures import ARCHITECTURES
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.classification import MultipleChoice, SpanPrediction
+from maskloom.objectives.objective import encode_batch
 from maskloom.objectives.tagging import Tagging
 from maskloom.training.loop import accumulate_gradients
 
@@ -81,6 +84,22 @@ def test_micro_batches_add_up_to_the_batch(head, micro_batch_size):
     (whole_loss, whole), (loss, parts) = found
     assert loss == pytest.approx(whole_loss, rel=1e-6)
     torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [-1, 0])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_token_that_an_architecture_has_not_is_named(name, wrong):
+    """GPU kernels would end with an assertion that names nothing, and leave the process without its GPU."""
+    row = ARCHITECTURES[name]
+    sizes = {} if row.has_state else {"num_attention_heads": 2, "intermediate_size": 64}
+    config = row.config_type(vocab_size=37, hidden_size=16, num_hidden_layers=1, **sizes)
+    model = build_model(config, ("classifier",), 2, seed=0)
+    ids, number = np.array([2, 7, 8]), 515 if row.reads_spelling else 37
+    ids[1] = wrong = wrong or number
+    with pytest.raises(DataError, match=f"token id {wrong}: the model has 0 to {number - 1}"):
+        encode_batch(model, PackedBatch(ids, ids * 0, np.array([3])))
+    ids[1] = number - 1
+    assert encode_batch(model, PackedBatch(ids, ids * 0, np.array([3]))).last_hidden_state.shape == (3, 16)
 
 
 def test_examples_of_differing_numbers_of_choices_lose_what_they_lose_alone():

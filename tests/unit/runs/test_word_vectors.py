@@ -143,7 +143,7 @@ def test_pretraining_starts_from_vectors(tmp_path: Path) -> None:
 def test_an_lstm_learns_film_reviews_better_from_vectors_of_other_reviews(data_folder: Path, tmp_path: Path) -> None:
     rows = []
     for name, label in (("neg", 0), ("pos", 1)):
-        lines = (data_folder / "sentiment" / f"rt-polarity.{name}").read_text(encoding="latin-1").splitlines()
+        lines = (data_folder / "sentiment" / f"rt-polarity.{name}").read_text(encoding="utf-8").split("\n")
         rows += [(re.sub(r"[^a-z]+", " ", line.lower()).strip(), label) for line in lines]
     rows = [row for row in rows if row[0]]
     np.random.default_rng(0).shuffle(rows)

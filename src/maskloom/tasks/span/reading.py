@@ -59,11 +59,18 @@ class Question:
 
 
 def iterate_questions(
-    path: str | Path, options: ReadingOptions, settings: Any, *, needs_label: bool, report: ReadingReport
+    path: str | Path,
+    options: ReadingOptions,
+    settings: Any,
+    *,
+    needs_label: bool,
+    report: ReadingReport,
+    needs_places: bool = True,
 ) -> Iterator[Question]:
     """Yield the questions of a file in file order.
 
     With `needs_label`, each question must have answers or be marked as unanswerable; otherwise answers are ignored.
+    Without `needs_places`, only the texts of answers are read, and they all start at 0, as in the official script.
     Raises DataError, with file, place and rule, for a question that breaks a rule, such as an answer that is not at its
     place in the context, unless `options.on_bad_rows` is "skip", which counts it.
     """
@@ -83,7 +90,7 @@ def iterate_questions(
             id=_identifier(fields.get("id")),
             question=_text(fields.get("question"), "question"),
             context=context,
-            answers=_answers(fields, context) if needs_label else None,
+            answers=_answers(fields, context if needs_places else None) if needs_label else None,
             line=row.line,
         )
         if question.id in seen:
@@ -108,7 +115,7 @@ def _text(value: Any, name: str) -> str:
     return row_text(value, f"the {name}", empty=f"empty {name}")
 
 
-def _answers(fields: dict[str, Any], context: str) -> tuple[Answer, ...]:
+def _answers(fields: dict[str, Any], context: str | None) -> tuple[Answer, ...]:
     answers, is_impossible = fields.get("answers"), fields.get("is_impossible")
     if is_impossible is not None and not isinstance(is_impossible, bool):
         raise BadRowError("is_impossible is not true or false", repr(is_impossible))
@@ -121,20 +128,20 @@ def _answers(fields: dict[str, Any], context: str) -> tuple[Answer, ...]:
     return tuple(_answer(value, context) for value in answers or ())
 
 
-def _answer(value: Any, context: str) -> Answer:
+def _answer(value: Any, context: str | None) -> Answer:
     """Return an answer without surrounding white space; its start may be before or after leading white space."""
     if not isinstance(value, dict):
         raise BadRowError("an answer is not an object", f"it is {type(value).__name__}")
-    for key in ("text", "answer_start"):
+    for key in ("text",) if context is None else ("text", "answer_start"):
         if value.get(key) is None:
             raise BadRowError(f"an answer has no {key}")
-    text, start = _text(value["text"], "answer text"), value["answer_start"]
+    text, start = _text(value["text"], "answer text"), value.get("answer_start")
+    if context is None:
+        return Answer(text.strip(), 0)
     if isinstance(start, bool) or not isinstance(start, int):
         raise BadRowError("answer_start is not a whole number", repr(start))
-    if not 0 <= start < len(context):
-        raise BadRowError(
-            "answer_start is outside of the context", f"{start}, the context has {len(context)} characters"
-        )
+    if not 0 <= start < (size := len(context)):
+        raise BadRowError("answer_start is outside of the context", f"{start}, the context has {size} characters")
     stripped = text.strip()
     if context.startswith(text, start):
         return Answer(stripped, start + len(text) - len(text.lstrip()))
@@ -171,8 +178,7 @@ def squad_rows(path: Path) -> Iterator[Row]:
 def _row(question: Any, context: Any, place: str, number: int) -> Row:
     if not isinstance(question, dict):
         return Row({}, number, f"a question is not an object: it is {type(question).__name__}", place)
-    identifier = question.get("id")
-    if identifier is None:
+    if (identifier := question.get("id")) is None:
         return Row({}, number, "no id", place)
     return Row({**question, "context": context}, number, place=f"{place} (id {identifier!r:.80})")
 
@@ -309,8 +315,8 @@ def score_files(
     Raises DataError for an invalid file.
     """
     path = Path(predictions)
-    how = (data, ReadingOptions(), {})
-    questions = ReadExamples.of(data, lambda report: iterate_questions(*how, needs_label=True, report=report)).examples
+    read = partial(iterate_questions, data, ReadingOptions(), {}, needs_label=True, needs_places=False)
+    questions = ReadExamples.of(data, lambda report: read(report=report)).examples
     texts = _by_id(path, str, "a text")
     odds = None if null_odds is None else _by_id(Path(null_odds), (int, float), "a number")
     golds = {question.id: [answer.text for answer in question.answers] for question in questions}

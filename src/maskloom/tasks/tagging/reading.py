@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -72,13 +72,8 @@ class TaggedSentence:
     @cached_property
     def spans(self) -> tuple[Span, ...]:
         """The characters of each word in `text`, (start, end)."""
-        if self.source_spans is not None:
-            return self.source_spans
-        found, start = [], 0
-        for word in self.words:
-            found.append((start, start + len(word)))
-            start += len(word) + 1
-        return tuple(found)
+        ends = zip(self.words, accumulate(len(word) + 1 for word in self.words), strict=True)
+        return self.source_spans or tuple((end - 1 - len(word), end - 1) for word, end in ends)
 
     def inputs(self) -> tuple[str, ...]:
         """Return the model's input: the words."""
@@ -185,6 +180,8 @@ def iterate_sentences(
         scheme = PLAIN
     elif scheme == "auto":
         scheme = find_scheme(path, options)
+    if scheme not in (PLAIN, target):
+        report.notes.append(f"its {scheme.upper()} tags are read as {target.upper()}, the scheme of the model's tags")
     splitter, layout = settings.words, layout_of_sentences(path, options, needs_label=needs_label)
     split = _splitter(path, layout, splitter, report)
     found = _find_sentences(path, layout, options, split, needs_label=needs_label)

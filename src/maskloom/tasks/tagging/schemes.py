@@ -161,11 +161,10 @@ def tags_of_task(train: ReadExamples, options: ReadingOptions, settings: Tagging
     if options.labels is None:
         return tag_names({tag[2:] for tag in tags if tag != "O"}, TRAINED_SCHEME)
     names = read_label_names(options.labels)
-    wanted = set(tag_names({name[2:] for name in names if is_tag(name) and name != "O"}, TRAINED_SCHEME))
-    if set(names) != wanted:
-        odd = sorted(set(names) ^ wanted)[0]
-        fault = "is not a tag of IOB2" if odd in names else "is missing"
-        raise ConfigError(f"{options.labels}: {odd!r:.80} {fault}; tagging needs O, and B- and I- for every type")
+    types = {name[2:] for name in names if is_tag(name) and name != "O"}
+    if odd := sorted({*names} ^ {*tag_names(types, TRAINED_SCHEME)}):
+        fault = "is not a tag of IOB2" if odd[0] in names else "is missing"
+        raise ConfigError(f"{options.labels}: {odd[0]!r:.80} {fault}; tagging needs O, and B- and I- for every type")
     return names
 
 

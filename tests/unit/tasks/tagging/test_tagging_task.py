@@ -123,6 +123,22 @@ def test_data_without_entities_cannot_be_learnt_from(read):
             TAGGING.check(*pair)
 
 
+@pytest.mark.parametrize("content", ["a I-P\nb I-L\nc B-L\n", "a B-P\nb B-L\nc B-L\n"])
+def test_a_tagger_whose_types_lack_b_is_read_as_iob1(tmp_path, content):
+    path = tmp_path / "data.conll"
+    path.write_text(content)
+    task = make_task("tagging", ("O", "I-P", "B-L", "I-L"), settings={"crf": True})
+    assert task.settings.trained_scheme == "iob1"
+    assert task.objective.forbidden == ()  # P may begin with I-
+    (sentence,) = TAGGING.read(path, None, task.settings).examples
+    assert sentence.tags == ("I-P", "I-L", "B-L")
+
+
+def test_a_conversion_of_tags_is_noted(read):
+    assert read("a I-X\nb B-X\n").report.notes == ["its IOB1 tags are read as IOB2, the scheme of the model's tags"]
+    assert read("a B-X\nb I-X\n").report.notes == []
+
+
 def test_files_are_read_in_the_scheme_of_the_labels(tmp_path):
     path = tmp_path / "data.conll"
     path.write_text("a I-X\nb I-X\n")
