@@ -165,20 +165,22 @@ def corpus_build(
 @corpus_app.command("stats")
 def corpus_stats(folder: Annotated[Path, typer.Argument(help="A corpus folder.")], as_json: AsJson = False) -> None:
     """Show the statistics of a corpus."""
-    from maskloom.runs.corpus import stats
+    from maskloom.data.corpus.opening import Corpus
+    from maskloom.data.corpus.statistics import corpus_statistics
 
-    show(stats(folder), as_json)
+    show(corpus_statistics(Corpus.open(folder)), as_json)
 
 
 @corpus_app.command("lint")
 def corpus_lint(folder: Annotated[Path, typer.Argument(help="A corpus folder.")], as_json: AsJson = False) -> None:
     """Find problems in a corpus before training (exit code 1 if there are errors)."""
-    from maskloom.runs.corpus import lint
+    from maskloom.data.corpus.lint import lint_corpus
+    from maskloom.data.corpus.opening import Corpus
 
-    findings = lint(folder)
-    lines = [f"{finding['level']}: {finding['code']}: {finding['message']}" for finding in findings]
-    show(findings, as_json, lines=lambda _: lines or ["nothing found"])
-    if any(finding["level"] == "error" for finding in findings):
+    findings = lint_corpus(Corpus.open(folder))
+    lines = [f"{finding.level}: {finding.code}: {finding.message}" for finding in findings]
+    show([vars(finding) for finding in findings], as_json, lines=lambda _: lines or ["nothing found"])
+    if any(finding.level == "error" for finding in findings):
         raise typer.Exit(1)
 
 

@@ -14,6 +14,7 @@ from maskloom.cli import app
 from maskloom.cli.options import Size, check_verify, complete_key, complete_recipe, space_beside
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.data.corpus.building import CorpusSettings
+from maskloom.data.corpus.lint import Finding
 from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.models.model_config import ModelSection
 from maskloom.recipe_files import recipe_keys
@@ -323,8 +324,9 @@ def test_every_command_that_resumes_says_so(command, tmp_path):
 
 
 def test_control_characters_in_findings_and_notes_are_shown_and_not_sent(monkeypatch):
-    finding = {"level": "warning", "code": "repeats", "message": "'a\x1b[2Jb' stands 9 times"}
-    monkeypatch.setattr("maskloom.runs.corpus.lint", lambda folder: [finding])
+    finding = Finding("warning", "repeats", "'a\x1b[2Jb' stands 9 times")
+    monkeypatch.setattr("maskloom.data.corpus.opening.Corpus.open", lambda folder: None)
+    monkeypatch.setattr("maskloom.data.corpus.lint.lint_corpus", lambda corpus: [finding])
     said = CliRunner().invoke(app, ["corpus", "lint", "corpus"]).stdout
     assert said == "warning: repeats: 'a\\x1b[2Jb' stands 9 times\n"
     none = {"value": None, "missing": []}
