@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from maskloom.cli.options import AsJson, BadText, Model, Out, Texts, Workers, complete_recipe, show, with_options
+from maskloom.cli.options import AsJson, BadText, Model, Out, Texts, Workers, show, with_options
 from maskloom.errors import UsageError
 from maskloom.runs.display import aligned, lines_of, stage_callback, terminal_progress
 from maskloom.system.foreign_files import check_model_name
@@ -187,11 +187,6 @@ def corpus_lint(folder: Annotated[Path, typer.Argument(help="A corpus folder.")]
 recipes_app = typer.Typer(help="List the shipped recipes, and explain every key.")
 
 
-def _complete_name(incomplete: str) -> list[str]:
-    defaults = [name for name in ("pretrain", "finetune") if name.startswith(incomplete)]
-    return defaults + complete_recipe(incomplete)
-
-
 @recipes_app.callback(invoke_without_command=True)
 def list_recipes(context: typer.Context, as_json: AsJson = False) -> None:
     """List the shipped recipes, for use with `--recipe NAME`."""
@@ -210,10 +205,7 @@ def list_recipes(context: typer.Context, as_json: AsJson = False) -> None:
 def show_recipe(
     name: Annotated[
         str,
-        typer.Argument(
-            help="A shipped recipe, a TOML file, or pretrain or finetune for the defaults.",
-            autocompletion=_complete_name,
-        ),
+        typer.Argument(help="A shipped recipe, a TOML file, or pretrain or finetune for the defaults."),
     ],
     as_json: AsJson = False,
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from maskloom.cli import app
-from maskloom.cli.options import Size, check_verify, complete_key, complete_recipe, space_beside
+from maskloom.cli.options import Size, check_verify, complete_key, space_beside
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.data.corpus.building import CorpusSettings
 from maskloom.data.corpus.lint import Finding
@@ -372,13 +372,3 @@ def test_a_flag_reaches_what_does_the_work(arguments, function, expected, monkey
     monkeypatch.setattr(f"maskloom.runs.{function}", lambda *_, **values: given.append(values))
     CliRunner().invoke(app, arguments)
     assert [{key: values[key] for key in expected} for values in given] == [expected]
-
-
-def test_a_recipe_is_completed_by_shipped_names_files_and_folders(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("translation-own.toml", "translation.txt", "other.toml"):
-        Path(name).write_text("", encoding="utf-8")
-    Path("translations").mkdir()
-    assert complete_recipe("transl") == ["translation", "translation-own.toml", "translations/"]
-    assert complete_recipe("./o") == ["./other.toml"]
-    assert complete_recipe(f"{tmp_path}/t") == [f"{tmp_path}/translation-own.toml", f"{tmp_path}/translations/"]
