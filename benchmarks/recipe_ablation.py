@@ -20,9 +20,10 @@ from typing import Any
 from surroundings import processor
 
 from maskloom.config import PretrainRecipe, load_recipe
+from maskloom.data.corpus.opening import Corpus
+from maskloom.data.corpus.statistics import corpus_statistics
 from maskloom.reproduce.experiments import Trend
 from maskloom.reproduce.judging import masked_losses
-from maskloom.runs.corpus import stats
 from maskloom.runs.plan import plan_pretraining
 from maskloom.system.files import write_json, write_text
 
@@ -79,7 +80,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=None, help="update PATH.json and write PATH.md")
     options = parser.parse_args()
     path = options.results.with_suffix(".json") if options.results else None
-    about = json.loads(json.dumps(stats(options.corpus)))
+    about = json.loads(json.dumps(corpus_statistics(Corpus.open(options.corpus))))
     before: dict[str, Any] = json.loads(path.read_text()) if path and path.exists() else {"variants": {}}
     if before.get("corpus", about) != about:
         parser.error(f"{path}: measured with another corpus; choose another --results")

@@ -25,7 +25,7 @@ from maskloom.runs.evaluate import evaluate
 from maskloom.runs.export import export
 from maskloom.runs.glue import files as glue_files
 from maskloom.runs.glue import run as glue_module
-from maskloom.runs.glue.files import SUBMISSION, SubmissionFile, check_submission
+from maskloom.runs.glue.files import SUBMISSION, SubmissionFile
 from maskloom.runs.glue.run import glue_run, submit_glue
 from maskloom.runs.rerun import rerun
 from maskloom.tasks.tables import ReadingOptions
@@ -199,7 +199,6 @@ def test_a_submission_answers_every_row(whole, data, tmp_path, small_submission)
     out, _ = whole
     result = submit_glue(out, data=data, out=tmp_path / "s.zip")
     assert result["is_complete"]
-    assert check_submission(tmp_path / "s.zip") == []
     with zipfile.ZipFile(tmp_path / "s.zip") as archive:
         files = {name: archive.read(name).decode().splitlines() for name in archive.namelist()}
     assert sorted(files) == sorted(f"{file.column}.tsv" for file in SUBMISSION)
@@ -224,7 +223,6 @@ def test_a_submission_is_put_where_predictions_are(whole, data, tmp_path, small_
     (tmp_path / "link.zip").symlink_to("target.zip")
     submit_glue(out, data=data, out=tmp_path / "link.zip")
     assert (tmp_path / "link.zip").is_symlink()
-    assert check_submission(tmp_path / "target.zip") == []
     os.mkfifo(tmp_path / "pipe")
     read = []
     reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_bytes()))
@@ -327,18 +325,6 @@ def test_a_run_that_is_not_the_same_is_not_continued(whole, model, data):
     assert json.loads((out / "glue.json").read_text()) == result
     with pytest.raises(ConfigError, match="not the folder of a GLUE run"):
         glue_run(recipe(restarts=2), data=data, model=model, out=out / "RTE" / "trials" / "trial-001", resume=True)
-
-
-def test_the_check_as_a_command(tmp_path):
-    with zipfile.ZipFile(tmp_path / "s.zip", "w") as archive:
-        archive.writestr("RTE.tsv", "index\tprediction\n0\tyes\n")
-    done = CliRunner().invoke(app, ["glue", "check", str(tmp_path / "s.zip"), "--allow-partial"])
-    assert done.exit_code == 3
-    assert done.stdout == ""
-    path = tmp_path / "s.zip"
-    wrong, short = done.stderr.splitlines()
-    assert wrong == f"error: {path}: RTE.tsv: line 2: the prediction 'yes' is not one of entailment, not_entailment"
-    assert short == f"error: {path}: RTE.tsv: has 2 lines including its header, expected 3,001"
 
 
 def test_wrong_settings_end_a_run_at_once(model, data, tmp_path):

@@ -7,6 +7,7 @@ import sys
 from argparse import Namespace
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -301,7 +302,9 @@ def test_each_seed_of_an_ablation_is_scored_on_the_text_that_it_holds_out(tmp_pa
     import recipe_ablation as script
 
     asked, rates = [], {"sizes": [{"tokens_per_second": 1.0}]}
-    monkeypatch.setattr(script, "stats", lambda corpus: {"num_tokens": 1, "num_documents": 1, "vocabulary_size": 1})
+    counts = {"num_tokens": 1, "num_documents": 1, "vocabulary_size": 1}
+    monkeypatch.setattr(script, "Corpus", SimpleNamespace(open=lambda folder: None))
+    monkeypatch.setattr(script, "corpus_statistics", lambda corpus: counts)
     monkeypatch.setattr(script, "run", lambda name, seed, corpus, folder: folder.mkdir())
     monkeypatch.setattr(script, "masked_losses", lambda model, corpus, seed: asked.append((model, seed)) or [1.0])
     monkeypatch.setattr(script, "plan_pretraining", lambda recipe, corpus, seconds: rates)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import os
 import shutil
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -108,9 +108,9 @@ def _code(surroundings: Surroundings, folder: Path) -> Iterator[Attempt]:
 
 
 def _data_that_is_no_file(folder: Path) -> Iterator[Attempt]:
+    from maskloom.checkpoints.pickled_weights import open_pickled
     from maskloom.config import FinetuneRecipe, load_recipe
     from maskloom.data.corpus.documents import read_documents
-    from maskloom.runs.glue.files import check_submission
     from maskloom.tasks.kinds import task_kind
     from maskloom.tasks.labels import read_label_names
     from maskloom.text.vocabulary import Vocabulary
@@ -126,7 +126,7 @@ def _data_that_is_no_file(folder: Path) -> Iterator[Attempt]:
         "labels.txt": read_label_names,
         "vocab.txt": Vocabulary.load,
         "r.toml": lambda path: load_recipe(FinetuneRecipe, path),
-        "s.zip": check_submission,
+        "pytorch_model.bin": open_pickled,
     }
     for name, read in readers.items():
         path = _fresh(folder) / name
@@ -141,8 +141,8 @@ def bombs(folder: Path, num_bytes: int = 1 << 28) -> Iterator[Attempt]:
     """One endless line, compressed by a factor of a thousand or more, for every reader of compressed files."""
     import zstandard
 
+    from maskloom.checkpoints.pickled_weights import open_pickled
     from maskloom.data.corpus.documents import read_documents
-    from maskloom.runs.glue.files import check_submission
     from maskloom.tasks.kinds import task_kind
 
     readers: dict[str, Callable[[Path], object]] = {
@@ -166,23 +166,11 @@ def bombs(folder: Path, num_bytes: int = 1 << 28) -> Iterator[Attempt]:
                 for _ in range(num_bytes // len(block)):
                     file.write(block)
         yield f"{name}: a bomb", lambda read=read, path=path: read(path)
-    held = io.BytesIO()
-    import zipfile
-
-    with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("WNLI.tsv", "w") as member:
+    path = _fresh(folder) / "pytorch_model.bin"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("archive/data.pkl", "w") as member:
         for _ in range(num_bytes // len(block)):
             member.write(block)
-    path = _fresh(folder) / "s.zip"
-    path.write_bytes(held.getvalue())
-    yield "s.zip: a bomb", lambda path=path: _raised(check_submission(path, allow_partial=True))
+    yield f"{path.name}: a bomb", lambda: open_pickled(path)
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("../../escaped.tsv", "index\tprediction\n")
-    yield "s.zip: a name that leads out", lambda path=path: _raised(check_submission(path, allow_partial=True))
-
-
-def _raised(problems: list[str]) -> None:
-    """Raise the problems that a check returns, so that they count as a refusal."""
-    from maskloom.errors import DataError
-
-    if problems:
-        raise DataError("; ".join(problems))
+        archive.writestr("../../escaped.pkl", b"\x80\x02}.")
+    yield f"{path.name}: a name that leads out", lambda: open_pickled(path)

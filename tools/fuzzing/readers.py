@@ -164,13 +164,6 @@ def read_glue_rows(path: Path) -> object:
     return count_test_rows(path)
 
 
-def read_submission(path: Path) -> object:
-    """Check a GLUE submission."""
-    from maskloom.runs.glue.files import check_submission
-
-    return check_submission(path, allow_partial=True)
-
-
 def read_run_folder(path: Path) -> object:
     """Describe a run folder that contains the file."""
     from maskloom.runs.info import describe_folder

@@ -86,16 +86,6 @@ def _header(content: bytes) -> dict[str, Any]:
     return json.loads(content[8 : 8 + struct.unpack("<Q", content[:8])[0]])
 
 
-def _submission_zip() -> bytes:
-    import io
-    import zipfile
-
-    held = io.BytesIO()
-    with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("WNLI.tsv", "index\tprediction\n" + "".join(f"{n}\t0\n" for n in range(146)))
-    return held.getvalue()
-
-
 def _changed_toml(tree: dict[str, Any]) -> Make:
     return lambda draw: toml_text(changed_tree(tree, draw)).encode("utf-8", "surrogatepass")
 
@@ -206,7 +196,6 @@ def _table_targets() -> list[Target]:
         table("choice", "d.tsv", seeds.CODAH, b"\t", "choice"),
         lines("choice", seeds.HELLASWAG, "choice"),
         Target("label names", "labels.txt", lambda: [seeds.LABEL_NAMES], readers.read_label_names),
-        Target("submission", "s.zip", lambda: [_submission_zip()], readers.read_submission),
     ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import glob
 import inspect
 import json
 import os
@@ -50,21 +49,8 @@ Averaged = Annotated[Literal["probabilities", "logits"], typer.Option(help="What
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 
 
-def complete_recipe(incomplete: str) -> list[str]:
-    """Return the shipped recipes, TOML files and folders that start with `incomplete`."""
-    from maskloom.recipe_files import shipped_recipes
-
-    found = sorted(glob.glob(f"{glob.escape(incomplete)}*"))
-    places = [f"{place}/" if Path(place).is_dir() else place for place in found]
-    names = [name for name in shipped_recipes() if name.startswith(incomplete)]
-    return names + [place for place in places if place.endswith(("/", ".toml"))]
-
-
 Recipe = Annotated[
-    Path | None,
-    typer.Option(
-        help="A TOML recipe, or the name of a shipped one (see maskloom recipes).", autocompletion=complete_recipe
-    ),
+    Path | None, typer.Option(help="A TOML recipe, or the name of a shipped one (see maskloom recipes).")
 ]
 Workers = Annotated[int, typer.Option(min=1, max=1024, help="Number of processes.")]
 BadText = Annotated[Literal["error", "skip"], typer.Option(help="What to do with bytes that are not UTF-8.")]

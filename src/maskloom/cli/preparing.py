@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from maskloom.cli.options import AsJson, BadText, Model, Out, Texts, Workers, complete_recipe, show, with_options
+from maskloom.cli.options import AsJson, BadText, Model, Out, Texts, Workers, show, with_options
 from maskloom.errors import UsageError
 from maskloom.runs.display import aligned, lines_of, stage_callback, terminal_progress
 from maskloom.system.foreign_files import check_model_name
@@ -165,29 +165,26 @@ def corpus_build(
 @corpus_app.command("stats")
 def corpus_stats(folder: Annotated[Path, typer.Argument(help="A corpus folder.")], as_json: AsJson = False) -> None:
     """Show the statistics of a corpus."""
-    from maskloom.runs.corpus import stats
+    from maskloom.data.corpus.opening import Corpus
+    from maskloom.data.corpus.statistics import corpus_statistics
 
-    show(stats(folder), as_json)
+    show(corpus_statistics(Corpus.open(folder)), as_json)
 
 
 @corpus_app.command("lint")
 def corpus_lint(folder: Annotated[Path, typer.Argument(help="A corpus folder.")], as_json: AsJson = False) -> None:
     """Find problems in a corpus before training (exit code 1 if there are errors)."""
-    from maskloom.runs.corpus import lint
+    from maskloom.data.corpus.lint import lint_corpus
+    from maskloom.data.corpus.opening import Corpus
 
-    findings = lint(folder)
-    lines = [f"{finding['level']}: {finding['code']}: {finding['message']}" for finding in findings]
-    show(findings, as_json, lines=lambda _: lines or ["nothing found"])
-    if any(finding["level"] == "error" for finding in findings):
+    findings = lint_corpus(Corpus.open(folder))
+    lines = [f"{finding.level}: {finding.code}: {finding.message}" for finding in findings]
+    show([vars(finding) for finding in findings], as_json, lines=lambda _: lines or ["nothing found"])
+    if any(finding.level == "error" for finding in findings):
         raise typer.Exit(1)
 
 
 recipes_app = typer.Typer(help="List the shipped recipes, and explain every key.")
-
-
-def _complete_name(incomplete: str) -> list[str]:
-    defaults = [name for name in ("pretrain", "finetune") if name.startswith(incomplete)]
-    return defaults + complete_recipe(incomplete)
 
 
 @recipes_app.callback(invoke_without_command=True)
@@ -208,10 +205,7 @@ def list_recipes(context: typer.Context, as_json: AsJson = False) -> None:
 def show_recipe(
     name: Annotated[
         str,
-        typer.Argument(
-            help="A shipped recipe, a TOML file, or pretrain or finetune for the defaults.",
-            autocompletion=_complete_name,
-        ),
+        typer.Argument(help="A shipped recipe, a TOML file, or pretrain or finetune for the defaults."),
     ],
     as_json: AsJson = False,
 ) -> None:

@@ -235,7 +235,6 @@ def quickstart(
 glue_app = typer.Typer(help="The nine tasks of GLUE: train, score, submit.", no_args_is_help=True)
 
 Data = Annotated[Path, typer.Option(help="Folder with CoLA/, SST-2/, MRPC/ ... as distributed by GLUE.")]
-AllowPartial = Annotated[bool, typer.Option("--allow-partial", help="Accept missing files; the leaderboard does not.")]
 
 
 @glue_app.command("run")
@@ -288,7 +287,9 @@ def submit_to_glue(
     run_folder: Annotated[Path, typer.Option("--run", help="The folder of a GLUE run.")],
     data: Data,
     out: Annotated[Path, typer.Option(help="The zip to write.")] = Path("submission.zip"),
-    allow_partial: AllowPartial = False,
+    allow_partial: Annotated[
+        bool, typer.Option("--allow-partial", help="Accept missing files; the leaderboard does not.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Predict on the test files and write a validated zip for the leaderboard."""
@@ -296,23 +297,3 @@ def submit_to_glue(
 
     result = submit_glue(run_folder, data=data, out=out, allow_partial=allow_partial, progress=terminal_progress())
     show(result, as_json, lines=submission_lines, beside=out)
-
-
-@glue_app.command("check")
-def check_for_glue(
-    submission: Annotated[Path, typer.Argument(help="A zip for the leaderboard.")],
-    allow_partial: AllowPartial = False,
-    as_json: AsJson = False,
-) -> None:
-    """Check a submission: names, headers, indices, line counts and labels."""
-    from maskloom.runs.glue.files import check_submission
-
-    problems = check_submission(submission, allow_partial=allow_partial)
-    if as_json:
-        print_json({"path": str(submission), "problems": problems})
-    elif problems:
-        say(*(f"error: {submission}: {problem}" for problem in problems), err=True)
-    else:
-        say(f"{submission}: sound")
-    if problems:
-        raise typer.Exit(3)

@@ -70,28 +70,16 @@ def fill_mask(
     model: Model,
     text: Annotated[str, typer.Argument(help="Text with one or more [MASK].")],
     top_k: Annotated[int, typer.Option(min=1, help="Number of candidates per [MASK].")] = 5,
-    report: Annotated[Path | None, typer.Option(help=".html page to write: the attention of every head.")] = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict the tokens for each [MASK]."""
-    from maskloom.runs.first_look import check_page
-
     check_model_name(model)
-    if report is not None:
-        check_page(report, "--report")
     from maskloom.inference import Predictor  # heavy, so a missing model is rejected first
 
-    predictor = Predictor.load(model)
-    masks = predictor.fill_mask(text, top_k=top_k)
+    masks = Predictor.load(model).fill_mask(text, top_k=top_k)
     lines = ["  ".join(f"{found['token']} {found['probability']:.3f}" for found in mask) for mask in masks]
-    page = {}
-    if report is not None:
-        from maskloom.runs.report.generation import attention_report
-
-        page = attention_report(model, [text], report, predictor=predictor)
-        lines.append(f"page: {report}")
-    show({"text": text, "masks": masks, **page}, as_json, lines=lambda _: lines)
+    show({"text": text, "masks": masks}, as_json, lines=lambda _: lines)
 
 
 @reads("text_column", "pair_column", "on_bad_rows")

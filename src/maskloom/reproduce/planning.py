@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -134,13 +133,11 @@ def _recipe(kind: Any, scale: str, name: str, settings: Sequence[str], seed: int
 
 
 def expected(plan: Plan, stages: Stages, num_jobs: int) -> str:
-    """Estimate how long the remaining work will take, from runs with other seeds or from timed steps of each model.
+    """Estimate how long the remaining work will take, from timed steps of each model.
 
     Fine-tuning is assumed to take as long as pre-training on as many tokens in steps of the same size, because small
     steps, as with short examples, are less efficient.
     """
-    if (seconds := _as_other_seeds(plan, stages)) is not None:
-        return f"about {in_words(seconds)} of fine-tuning, as long as with the other seeds"
     if not plan.experiment.models:
         return f"{amount(sum(not stages.has(scoring_stage(*job)) for job in plan.jobs()), 'run')} from scratch left"
     pretraining = finetuning = 0.0
@@ -177,22 +174,6 @@ def expected(plan: Plan, stages: Stages, num_jobs: int) -> str:
     pretraining, finetuning = pretraining / (1 if plan.experiment.recipes else num_jobs), finetuning / num_jobs
     told = [in_words(seconds) for seconds in (pretraining + finetuning, pretraining, finetuning)]
     return f"about {told[0]}: {told[1]} of pre-training and {told[2]} for {amount(len(left), 'run')} of fine-tuning"
-
-
-def _as_other_seeds(plan: Plan, stages: Stages) -> float | None:
-    """Return the seconds that the remaining runs took with other seeds, or None if some have not been made."""
-    took: dict[tuple[str, str], list[float]] = {}
-    left: list[tuple[str, str]] = []
-    for arm, role, seed in plan.jobs():
-        name, of_any_seed = scoring_stage(arm, role, seed), (arm.name, role)
-        if stages.has(name):
-            took.setdefault(of_any_seed, []).append(stages.seconds[name])
-        else:
-            left.append(of_any_seed)
-    has_models = all(stages.has(pretraining_stage(*run)) for run in plan.pretrainings())
-    if not left or not has_models or any(run not in took for run in left):
-        return None
-    return sum(fmean(took[run]) for run in left)
 
 
 def _timed(plan: Plan, model: str, batch_size: int | None = None) -> dict[str, Any]:

@@ -22,10 +22,7 @@ from maskloom.data.corpus.documents import (
     source_files,
 )
 from maskloom.data.corpus.estimate import estimated_corpus
-from maskloom.data.corpus.lint import lint_corpus
 from maskloom.data.corpus.manifest import describe_file
-from maskloom.data.corpus.opening import Corpus
-from maskloom.data.corpus.statistics import corpus_statistics
 from maskloom.errors import ConfigError, DataError, amount
 from maskloom.system.fault_points import fault_point
 from maskloom.system.files import naming_disk, replacing_folder, write_json
@@ -137,16 +134,6 @@ def _look_at(
 def _size(num_bytes: float) -> str:
     power = min(4, int(math.log10(max(1.0, num_bytes))) // 3)
     return f"{num_bytes / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
-
-
-def stats(folder: Path) -> dict[str, Any]:
-    """Return the statistics of a corpus; raises DataError for a damaged or missing corpus."""
-    return corpus_statistics(Corpus.open(folder))
-
-
-def lint(folder: Path) -> list[dict[str, str]]:
-    """Return what would ruin a run on a corpus, as plain values; raises DataError for a damaged or missing corpus."""
-    return [asdict(finding) for finding in lint_corpus(Corpus.open(folder))]
 
 
 REPORT = "vocabulary_report.json"

@@ -25,9 +25,10 @@ def describe_folder(folder: Path) -> dict[str, Any]:
 
         return {"kind": "features", "folder": str(folder), **FeatureFile.open(folder).manifest}
     if (folder / "manifest.json").exists():
-        from maskloom.runs.corpus import stats
+        from maskloom.data.corpus.opening import Corpus
+        from maskloom.data.corpus.statistics import corpus_statistics
 
-        return {"kind": "corpus", **stats(folder)}
+        return {"kind": "corpus", **corpus_statistics(Corpus.open(folder))}
     if any((folder / name).exists() for name in TOKEN_FILES):
         from maskloom.runs.corpus import inspect_vocabulary
 

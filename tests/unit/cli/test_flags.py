@@ -11,9 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from maskloom.cli import app
-from maskloom.cli.options import Size, check_verify, complete_key, complete_recipe, space_beside
+from maskloom.cli.options import Size, check_verify, complete_key, space_beside
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.data.corpus.building import CorpusSettings
+from maskloom.data.corpus.lint import Finding
 from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.models.model_config import ModelSection
 from maskloom.recipe_files import recipe_keys
@@ -329,8 +330,9 @@ def test_every_command_that_resumes_says_so(command, tmp_path):
 
 
 def test_control_characters_in_findings_and_notes_are_shown_and_not_sent(monkeypatch):
-    finding = {"level": "warning", "code": "repeats", "message": "'a\x1b[2Jb' stands 9 times"}
-    monkeypatch.setattr("maskloom.runs.corpus.lint", lambda folder: [finding])
+    finding = Finding("warning", "repeats", "'a\x1b[2Jb' stands 9 times")
+    monkeypatch.setattr("maskloom.data.corpus.opening.Corpus.open", lambda folder: None)
+    monkeypatch.setattr("maskloom.data.corpus.lint.lint_corpus", lambda corpus: [finding])
     said = CliRunner().invoke(app, ["corpus", "lint", "corpus"]).stdout
     assert said == "warning: repeats: 'a\\x1b[2Jb' stands 9 times\n"
     none = {"value": None, "missing": []}
@@ -376,13 +378,3 @@ def test_a_flag_reaches_what_does_the_work(arguments, function, expected, monkey
     monkeypatch.setattr(f"maskloom.runs.{function}", lambda *_, **values: given.append(values))
     CliRunner().invoke(app, arguments)
     assert [{key: values[key] for key in expected} for values in given] == [expected]
-
-
-def test_a_recipe_is_completed_by_shipped_names_files_and_folders(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("translation-own.toml", "translation.txt", "other.toml"):
-        Path(name).write_text("", encoding="utf-8")
-    Path("translations").mkdir()
-    assert complete_recipe("transl") == ["translation", "translation-own.toml", "translations/"]
-    assert complete_recipe("./o") == ["./other.toml"]
-    assert complete_recipe(f"{tmp_path}/t") == [f"{tmp_path}/translation-own.toml", f"{tmp_path}/translations/"]

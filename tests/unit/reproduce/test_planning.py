@@ -87,19 +87,3 @@ def test_what_is_left_may_be_of_models_made_elsewhere_alone(tmp_path, monkeypatc
         plan(path, kind="single", models={"A": False}, arm_model="made elsewhere"), NOTHING_DONE, 1
     )
     assert said.endswith("for 1 run of fine-tuning")
-
-
-def test_runs_with_other_seeds_say_how_long_the_next_will_take(tmp_path, monkeypatch):
-    monkeypatch.setattr(planning, "_timed", None)  # nothing is timed
-    arms = [SimpleNamespace(name=name, model="A") for name in ("first", "second")]
-    given: Any = SimpleNamespace(
-        jobs=lambda: [(arm, "role", seed) for seed in range(4) for arm in arms], pretrainings=lambda: [("A", 0)]
-    )
-    seconds = {"pre-training A, seed 0": 5000.0}
-    for seed in (0, 1):
-        seconds |= {f"first on role, seed {seed}": 100.0 + seed, f"second on role, seed {seed}": 50.0}
-    done: Any = SimpleNamespace(has=seconds.__contains__, seconds=seconds)
-    told = planning.in_words(2 * 100.5 + 2 * 50.0)
-    assert planning.expected(given, done, 1) == f"about {told} of fine-tuning, as long as with the other seeds"
-    del seconds["pre-training A, seed 0"]
-    assert planning._as_other_seeds(given, done) is None

@@ -90,14 +90,17 @@ def test_the_numbers_in_the_documentation_are_those_of_the_model(minilm_folder):
     assert 0.23 < max(float(street.max()) for _, street in found) < 0.24
 
 
-def test_masks_are_tokens_in_a_given_text_but_not_in_a_file(tmp_path):
+def file_of(folder, text):
+    (folder / "in.txt").write_text(f"{text}\n", encoding="utf-8")
+    return folder / "in.txt"
+
+
+def test_masks_in_a_file_are_plain_text(tmp_path):
     model, page = model_folder(tmp_path / "model", heads=("mlm",), num_labels=None), tmp_path / "page.html"
-    attention_report(model, ["alpha [MASK] beta"], page)
-    assert "[MASK], alpha: 0." in page.read_text("utf-8")
-    assert "Only the first" not in page.read_text("utf-8")
-    (tmp_path / "in.txt").write_text("alpha [MASK] beta\n\n", encoding="utf-8")
-    assert attention_report(model, tmp_path / "in.txt", page)["num_shown"] == 2
+    assert attention_report(model, file_of(tmp_path, "alpha [MASK] beta\n"), page)["num_shown"] == 2
+    assert "alpha, beta: 0." in page.read_text("utf-8")
     assert "[MASK], " not in page.read_text("utf-8")
+    assert "Only the first" not in page.read_text("utf-8")
 
 
 def test_of_a_long_file_with_long_texts_the_first_are_shown(tmp_path, monkeypatch):
@@ -118,7 +121,7 @@ def test_of_a_long_file_with_long_texts_the_first_are_shown(tmp_path, monkeypatc
 def test_encoders_of_other_architectures_are_shown_and_those_without_attention_refused(tmp_path):
     for name in ("t5", "gpt"):
         model = generator_folder(tmp_path / name, name)
-        attention_report(model, ["one two"], tmp_path / "page.html")
+        attention_report(model, file_of(tmp_path, "one two"), tmp_path / "page.html")
         predictor = Predictor.load(model)
         ids = predictor.tokenizer.encode("one two").ids
         tokens = [predictor.tokenizer.vocabulary.tokens[token] for token in ids]
@@ -129,13 +132,13 @@ def test_encoders_of_other_architectures_are_shown_and_those_without_attention_r
     save_model(build_model(config, ("classifier",), 2, seed=3), tmp_path / "lstm")
     vocabulary.save(tmp_path / "lstm")
     with pytest.raises(ConfigError, match=r"lstm: a .* has no self-attention for --report to show"):
-        attention_report(tmp_path / "lstm", ["one two"], tmp_path / "lstm.html")
+        attention_report(tmp_path / "lstm", tmp_path / "in.txt", tmp_path / "lstm.html")
 
 
 def test_what_cannot_be_shown_is_refused(tmp_path):
     model = model_folder(tmp_path / "model")
     with pytest.raises(ConfigError, match=r"--report names the page to write, an \.html file"):
-        attention_report(model, ["alpha"], tmp_path / "page.txt")
+        attention_report(model, tmp_path / "in.txt", tmp_path / "page.txt")
     for name, text in (("in.txt", ""), ("in.csv", "text\n")):
         (tmp_path / name).write_text(text, encoding="utf-8")
         with pytest.raises(DataError, match=name):
@@ -145,5 +148,5 @@ def test_what_cannot_be_shown_is_refused(tmp_path):
     save_model(loaded, tmp_path / "broken")
     Predictor.load(model).tokenizer.save(tmp_path / "broken")
     with pytest.raises(DataError, match="the model's attention has values that are not finite"):
-        attention_report(tmp_path / "broken", ["alpha"], tmp_path / "page.html")
+        attention_report(tmp_path / "broken", file_of(tmp_path, "alpha"), tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-import struct
 import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from maskloom.errors import ConfigError, DataError, amount
-from maskloom.system.foreign_files import check_regular
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.tables import read_rows
 
@@ -168,79 +165,37 @@ def count_test_rows(path: Path) -> int:
 
 
 HEADER = "index\tprediction"
-# Far more than the largest file takes: QQP's is about 4 MB.
-_MAX_FILE_BYTES = 64 << 20
 _NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?")
 
 
-def check_submission(path: Path, *, allow_partial: bool = False) -> list[str]:
-    """Return the problems of a zip, one per line and at most one per rule and file; [] means that it is sound.
-
-    With `allow_partial` files may be missing; those present must still be complete. Raises DataError for a path that
-    does not exist or is not a zip.
-    """
-    check_regular(path)
-    try:
-        archive = zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error) as error:
-        raise DataError(f"{path}: not a zip file: {error}") from None
-    with archive:
-        return problems_of(archive, allow_partial=allow_partial)
-
-
 def problems_of(archive: zipfile.ZipFile, *, allow_partial: bool = False) -> list[str]:
-    """Return what `check_submission` returns, for an open zip."""
-    problems = _name_problems(archive.namelist(), allow_partial=allow_partial)
-    for file in SUBMISSION:
-        if archive.namelist().count(file.name) == 1:
-            problems += [f"{file.name}: {problem}" for problem in _file_problems(archive, file)]
-    return problems
+    """Return the problems of a submission, an open zip, at most one per rule and file; [] means that it is sound.
 
-
-def _name_problems(names: list[str], *, allow_partial: bool) -> list[str]:
-    known = {file.name for file in SUBMISSION}
-    problems = []
-    for name in dict.fromkeys(names):
-        if "/" in name:
-            problems.append(f"{name}: is in a folder; the zip must be flat")
-        elif name not in known:
-            near = next((other for other in known if other.lower() == name.lower()), None)
-            problems.append(f"{name}: not a submission file" + (f"; did you mean {near}?" if near else ""))
-        elif names.count(name) > 1:
-            problems.append(f"{name}: occurs {names.count(name)} times in the zip")
-    absent = sorted(known - set(names))
+    With `allow_partial` files may be missing; those present must still be complete.
+    """
+    names, known = archive.namelist(), {file.name: file for file in SUBMISSION}
+    problems = [f"{name}: not a submission file" for name in names if name not in known]
+    problems += [f"{name}: occurs {names.count(name)} times in the zip" for name in known if names.count(name) > 1]
+    absent = sorted(known.keys() - set(names))
     if absent and not allow_partial:
         problems.append(f"missing: {', '.join(absent)} (--allow-partial accepts a zip without them)")
-    if not known & set(names):
-        problems.append("contains no submission files")
+    for name, file in known.items():
+        if names.count(name) == 1:
+            problems += [f"{name}: {problem}" for problem in _file_problems(archive.read(name).decode(), file)]
     return problems
 
 
-def _file_problems(archive: zipfile.ZipFile, file: SubmissionFile) -> list[str]:
+def _file_problems(text: str, file: SubmissionFile) -> list[str]:
     """Return the problems of one file, naming only the first row for each kind."""
-    try:
-        with archive.open(file.name) as packed:
-            content = packed.read(_MAX_FILE_BYTES + 1)
-        if len(content) > _MAX_FILE_BYTES:
-            return [f"unpacks to more than {_MAX_FILE_BYTES:,} bytes"]
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return [f"byte {error.start + 1} is not UTF-8"]
-    except (zipfile.BadZipFile, zlib.error, OSError, RuntimeError, NotImplementedError, EOFError, ValueError) as error:
-        return [f"cannot be unpacked: {error}"]
-    lines = text.split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    if not lines:
-        return ["is empty"]
+    header, *lines = text.removesuffix("\n").split("\n")
     found: dict[str, str] = {}
-    if lines[0].removesuffix("\r") != HEADER:
-        found["header"] = f"line 1: the header is {lines[0][:60]!r:.80}, expected {HEADER!r:.80}"
-    for number, line in enumerate(lines[1:]):
-        for rule, problem in _row_problems(line.removesuffix("\r"), number, file):
+    if header != HEADER:
+        found["header"] = f"line 1: the header is {header[:60]!r:.80}, expected {HEADER!r:.80}"
+    for number, line in enumerate(lines):
+        for rule, problem in _row_problems(line, number, file):
             found.setdefault(rule, f"line {number + 2}: {problem}")
-    if len(lines) != file.num_rows + 1:
-        found["length"] = f"has {len(lines):,} lines including its header, expected {file.num_rows + 1:,}"
+    if len(lines) != file.num_rows:
+        found["length"] = f"has {len(lines) + 1:,} lines including its header, expected {file.num_rows + 1:,}"
     return list(found.values())
 
 

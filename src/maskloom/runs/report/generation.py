@@ -100,26 +100,23 @@ def generation_report(
 
 def attention_report(
     model: str | Path,
-    texts: Sequence[str] | Path,
+    texts: Path,
     page: str | Path,
     *,
     reading: ReadingOptions | None = None,
     max_length: int | None = None,
     predictor: Predictor | None = None,
 ) -> dict[str, Any]:
-    """Write a page about an encoder's self-attention for texts, or the first ones of a file; return a summary.
+    """Write a page about an encoder's self-attention for the first texts of a file; return a summary.
 
-    A `predictor` is the model, already opened. "[MASK]" and the like are tokens in given texts, as for `fill_mask`, but
-    not in a file, as for `encode`. Raises ConfigError for a page that cannot be written and for a model without
-    self-attention, DataError for a wrong file.
+    A `predictor` is the model, already opened. Texts are read as by `encode`. Raises ConfigError for a page that cannot
+    be written and for a model without self-attention, DataError for a wrong file.
     """
     check_page(Path(page), "--report")
-    predictor, rows, num_left_out = predictor or Predictor.load(model, max_length=max_length), [], 0
-    if is_file := isinstance(texts, Path):
-        rows, num_left_out = _first(reading_of_texts(texts, reading))
-    inputs = [row.inputs() for row in rows] if is_file else [(text, None) for text in texts]
-    how = {"max_length": predictor.max_length, "parse_special_tokens": not is_file}
-    read = predictor.tokenizer.encode_batch(inputs, **how)
+    predictor = predictor or Predictor.load(model, max_length=max_length)
+    rows, num_left_out = _first(reading_of_texts(texts, reading))
+    inputs = [row.inputs() for row in rows]
+    read = predictor.tokenizer.encode_batch(inputs, max_length=predictor.max_length)
     maps = [self_attention(predictor, one.ids, one.segments) for one in read]
     if not maps[0]:
         name = format_of(predictor.model.config).name

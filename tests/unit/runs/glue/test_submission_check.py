@@ -4,8 +4,7 @@ import zipfile
 
 import pytest
 
-from maskloom.errors import DataError
-from maskloom.runs.glue.files import SUBMISSION, check_submission
+from maskloom.runs.glue.files import SUBMISSION, problems_of
 
 LINES = {
     "AX": 1105, "CoLA": 1064, "MNLI-m": 9797, "MNLI-mm": 9848, "MRPC": 1726, "QNLI": 5464, "QQP": 390_966,
@@ -30,6 +29,11 @@ def write(path, contents, **changes):
             if text is not None:
                 archive.writestr(name, text)
     return path
+
+
+def check_submission(path, **how):
+    with zipfile.ZipFile(path) as archive:
+        return problems_of(archive, **how)
 
 
 def faults(tmp_path, contents, **changes):
@@ -62,7 +66,7 @@ def test_absent_files_are_named_unless_allowed(tmp_path, contents):
         ("WNLI.tsv", lambda text: text.replace("3\t1\n", "3\tentailment\n", 1), "'entailment' is not one of 0, 1"),
         ("WNLI.tsv", lambda text: text.replace("3\t1\n", "3 1\n", 1), "line 5: 1 field,"),
         ("WNLI.tsv", lambda text: text + "\n", "line 148: 1 field,"),
-        ("WNLI.tsv", lambda text: "", "is empty"),
+        ("WNLI.tsv", lambda text: "", "line 1: the header is ''"),
         ("RTE.tsv", lambda text: text.replace("9\tentailment", "9\t1", 1), "line 11: the prediction '1' is not one of"),
         ("RTE.tsv", lambda text: text.replace("entailment", "Entailment", 1), "'Entailment' is not one of"),
         ("STS-B.tsv", lambda text: text.replace("7\t4.25", "7\t5.01", 1), "line 9: the score 5.01 is not between 0"),
@@ -81,19 +85,9 @@ def test_one_kind_of_fault_is_told_once(tmp_path, contents):
     assert found == ["WNLI.tsv: line 2: the prediction 'x' is not one of 0, 1"]
 
 
-def test_windows_line_ends_pass(tmp_path, contents):
-    assert faults(tmp_path, contents, **{"WNLI.tsv": contents["WNLI.tsv"].replace("\n", "\r\n")}) == []
-
-
 def test_names_of_files(tmp_path, contents):
-    found = faults(tmp_path, contents, **{"glue/CoLA.tsv": "x", "cola.tsv": "x", "notes.txt": "x"})
-    assert found == [
-        "glue/CoLA.tsv: is in a folder; the zip must be flat",
-        "cola.tsv: not a submission file; did you mean CoLA.tsv?",
-        "notes.txt: not a submission file",
-    ]
-    write(tmp_path / "none.zip", {"a.txt": ""})
-    assert "contains no submission files" in check_submission(tmp_path / "none.zip", allow_partial=True)[-1]
+    found = faults(tmp_path, contents, **{"glue/CoLA.tsv": "x", "notes.txt": "x"})
+    assert found == ["glue/CoLA.tsv: not a submission file", "notes.txt: not a submission file"]
 
 
 def test_a_name_that_stands_twice(tmp_path, contents):
@@ -102,20 +96,3 @@ def test_a_name_that_stands_twice(tmp_path, contents):
         with pytest.warns(UserWarning, match="Duplicate name"):
             archive.writestr("WNLI.tsv", contents["WNLI.tsv"])
     assert check_submission(tmp_path / "s.zip", allow_partial=True) == ["WNLI.tsv: occurs 2 times in the zip"]
-
-
-def test_broken_files(tmp_path, contents):
-    with pytest.raises(DataError, match="cannot be read: No such file"):
-        check_submission(tmp_path / "no.zip")
-    (tmp_path / "text.zip").write_text("index\tprediction\n")
-    with pytest.raises(DataError, match="not a zip file"):
-        check_submission(tmp_path / "text.zip")
-    with zipfile.ZipFile(tmp_path / "s.zip", "w") as archive:
-        archive.writestr("WNLI.tsv", b"index\tprediction\n0\t\xff\n")
-        archive.writestr("RTE.tsv", contents["RTE.tsv"])
-    raw = bytearray((tmp_path / "s.zip").read_bytes())
-    raw[raw.index(b"0\tentailment")] ^= 1
-    (tmp_path / "s.zip").write_bytes(raw)
-    found = check_submission(tmp_path / "s.zip", allow_partial=True)
-    assert any("WNLI.tsv: byte 20 is not UTF-8" in line for line in found)
-    assert any("RTE.tsv: cannot be unpacked" in line for line in found)
