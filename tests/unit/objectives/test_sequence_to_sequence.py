@@ -66,7 +66,7 @@ def test_an_id_that_the_model_has_not_is_named(name, field, what, wrong):
     """GPU kernels would end with an assertion that names nothing, and leave the process without its GPU."""
     batch = make_batch([5, 2], [3, 7])
     getattr(batch, field)[-1] = wrong
-    with pytest.raises(DataError, match=f"{what} id {wrong}: the model has 0 to 29"):
+    with pytest.raises(DataError, match=f"{what} id {wrong}: the model has ids 0 to 29"):
         SequenceToSequence().loss_sums(make_small(name), batch)
 
 

@@ -96,7 +96,7 @@ def test_a_token_that_an_architecture_has_not_is_named(name, wrong):
     model = build_model(config, ("classifier",), 2, seed=0)
     ids, number = np.array([2, 7, 8]), 515 if row.reads_spelling else 37
     ids[1] = wrong = wrong or number
-    with pytest.raises(DataError, match=f"token id {wrong}: the model has 0 to {number - 1}"):
+    with pytest.raises(DataError, match=f"token id {wrong}: the model has ids 0 to {number - 1}"):
         encode_batch(model, PackedBatch(ids, ids * 0, np.array([3])))
     ids[1] = number - 1
     assert encode_batch(model, PackedBatch(ids, ids * 0, np.array([3]))).last_hidden_state.shape == (3, 16)
