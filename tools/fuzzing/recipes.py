@@ -69,22 +69,22 @@ BAD_RECIPES: tuple[BadRecipe, ...] = (
     BadRecipe(
         "warm-up beyond the end",
         _TRAINING + "steps = 100\nwarmup_steps = 101",
-        r"training.warmup_steps = 101: it may not exceed training.steps = 100; lower it with --set$",
+        r"training.warmup_steps = 101: it may not exceed training.steps = 100; lower .* training.warmup_steps=10$",
     ),
     BadRecipe(
         "a micro-batch above the batch",
         _TRAINING + "batch_size = 8\nmicro_batch_size = 16",
-        r"training.micro_batch_size = 16: it may not exceed training.batch_size = 8; lower it with --set$",
+        r"training.micro_batch_size = 16: it may not exceed training.batch_size = 8; lower .* training.micro_batch_size=8$",
     ),
     BadRecipe(
         "warm-up beyond a phase",
         _TRAINING + "warmup_steps = 50\n" + _PHASE + "steps = 60\n" + _PHASE + "steps = 40",
-        r"training.warmup_steps = 50: it may not exceed phases.1.steps = 40; lower it with --set$",
+        r"training.warmup_steps = 50: it may not exceed phases.1.steps = 40; lower .* training.warmup_steps=4$",
     ),
     BadRecipe(
         "a phase's batch below the micro-batch",
         _TRAINING + "micro_batch_size = 4\n" + _PHASE + "steps = 60\nbatch_size = 2",
-        r"training.micro_batch_size = 4: it may not exceed phases.0.batch_size = 2; lower it with --set$",
+        r"training.micro_batch_size = 4: it may not exceed phases.0.batch_size = 2; lower .* training.micro_batch_size=2$",
     ),
     BadRecipe(
         "a best model of nothing",
@@ -139,7 +139,7 @@ BAD_RECIPES: tuple[BadRecipe, ...] = (
     BadRecipe(
         "warm-up beyond the end, fine-tuning",
         _TRAINING + "steps = 10\nwarmup_steps = 11",
-        r"training.warmup_steps = 11: it may not exceed training.steps = 10; lower it with --set$",
+        r"training.warmup_steps = 11: it may not exceed training.steps = 10; lower .* training.warmup_steps=1$",
         _FINETUNE,
     ),
     BadRecipe(

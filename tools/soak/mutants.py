@@ -34,12 +34,14 @@ MUTANTS = (
         "rename before fsync",
         "system/files.py",
         """        sync(temporary)
+        be_alone()
         if final.exists():
             rename(final, former)
         rename(temporary, final)
         sync(final.parent)
 """,
-        """        if final.exists():
+        """        be_alone()
+        if final.exists():
             rename(final, former)
         rename(temporary, final)
         sync(final)

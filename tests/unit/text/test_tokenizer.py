@@ -85,7 +85,7 @@ def test_limits_are_checked(letters_vocabulary: Vocabulary) -> None:
     assert small.encode("a " * 40).num_truncated == 26
     with pytest.raises(ConfigError, match="max_length = 17: the model's limit is 16"):
         small.encode("a", max_length=17)
-    with pytest.raises(ConfigError, match="need 3"):
+    with pytest.raises(ConfigError, match="take 3"):
         small.encode("a", "b", max_length=2)
     with pytest.raises(ConfigError, match="max_length = 2"):
         WordPieceTokenizer(letters_vocabulary, max_length=2)

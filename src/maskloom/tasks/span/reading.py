@@ -140,8 +140,9 @@ def _answer(value: Any, context: str | None) -> Answer:
         return Answer(text.strip(), 0)
     if isinstance(start, bool) or not isinstance(start, int):
         raise BadRowError("answer_start is not a whole number", repr(start))
-    if not 0 <= start < (size := len(context)):
-        raise BadRowError("answer_start is outside of the context", f"{start}, the context has {size} characters")
+    if not 0 <= start < len(context):
+        place = f"{start}, the context has {len(context)} characters"
+        raise BadRowError("answer_start is outside of the context", place)
     stripped = text.strip()
     if context.startswith(text, start):
         return Answer(stripped, start + len(text) - len(text.lstrip()))
