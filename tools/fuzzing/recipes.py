@@ -74,7 +74,7 @@ BAD_RECIPES: tuple[BadRecipe, ...] = (
     BadRecipe(
         "a micro-batch above the batch",
         _TRAINING + "batch_size = 8\nmicro_batch_size = 16",
-        r"training.micro_batch_size = 16: it may not exceed training.batch_size = 8; lower .* training.micro_batch_size=8$",
+        r"training.micro_batch_size = 16: it may not exceed training.batch_size = 8; .* training.micro_batch_size=8$",
     ),
     BadRecipe(
         "warm-up beyond a phase",
@@ -84,7 +84,7 @@ BAD_RECIPES: tuple[BadRecipe, ...] = (
     BadRecipe(
         "a phase's batch below the micro-batch",
         _TRAINING + "micro_batch_size = 4\n" + _PHASE + "steps = 60\nbatch_size = 2",
-        r"training.micro_batch_size = 4: it may not exceed phases.0.batch_size = 2; lower .* training.micro_batch_size=2$",
+        r"training.micro_batch_size = 4: it may not exceed phases.0.batch_size = 2; .* training.micro_batch_size=2$",
     ),
     BadRecipe(
         "a best model of nothing",
