@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from maskloom.data.batch import ranges
 from maskloom.errors import DataError
 from maskloom.system.files import file_sha256, naming_disk, sync, write_bytes, write_json
 from maskloom.system.foreign_files import read_json_object, why_changed
@@ -99,10 +100,8 @@ class FeatureWriter:
             values = rows.astype(_TYPES[self._plan.precision])
         if not np.isfinite(values).all():
             raise ValueError(f"activations are not finite in precision {self._plan.precision}")
-        numbers, ends = units.tolist(), np.cumsum(self._plan.row_counts[units])
-        for unit, part in zip(numbers, np.split(values, ends[:-1]), strict=True):
-            self._array[self._offsets[unit] : self._offsets[unit + 1]] = part
-        self._unmarked += numbers
+        self._array[ranges(self._offsets[:-1][units], self._plan.row_counts[units])] = values
+        self._unmarked += units.tolist()
 
     def mark(self) -> None:
         """Flush everything written so far to disk, and record those units as done."""
@@ -180,8 +179,8 @@ class FeatureFile:
 
     def rows(self, units: Sequence[int] | np.ndarray) -> np.ndarray:
         """Return the concatenated rows of some units, (rows, vectors, width) float32."""
-        spans = [slice(int(self.offsets[unit]), int(self.offsets[unit + 1])) for unit in units]
-        return np.concatenate([self.array[span] for span in spans] or [self.array[:0]]).astype(np.float32)
+        first, end = self.offsets[:-1][units], self.offsets[1:][units]
+        return np.asarray(self.array[ranges(first, end - first)], dtype=np.float32)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -87,14 +88,15 @@ def current_draws() -> RowDraws | None:
     return getattr(_local, "draws", None)
 
 
-def next_keys(num_rows: int) -> tuple[Tensor, float]:
-    """Return an int32 key for each row at the model's next place, and a number in [0, 1) used to round the rate."""
+def next_keys(num_rows: int, order: Tensor | None = None) -> tuple[Tensor, float]:
+    """Return an int32 key for each row (or row of `order`) at the next place, and a number in [0, 1) to round rates."""
     draws = current_draws()
     if draws is not None and (keyed := draws.next_place(num_rows)) is not None:
-        keys, word, dither = keyed
-        return _hashed(keys ^ word), dither
-    keys = torch.empty(num_rows, dtype=torch.int32).random_(-(2**31), 2**31)
-    return keys, float(torch.rand((), dtype=torch.float64))
+        keys, dither = _hashed(keyed[0] ^ keyed[1]), keyed[2]
+    else:
+        keys = torch.empty(num_rows, dtype=torch.int32).random_(-(2**31), 2**31)
+        dither = float(torch.rand((), dtype=torch.float64))
+    return (keys if order is None else keys.index_select(0, order)), dither
 
 
 class DeviceDraws(NamedTuple):
@@ -128,8 +130,7 @@ def device_draws(num_rows: int, rate: float, device: torch.device) -> DeviceDraw
 
 def head_keys(keys: Tensor, num_heads: int) -> Tensor:
     """Return the keys of each head's rows: (sequences, length) to (sequences, heads, length)."""
-    starts = (torch.arange(num_heads, dtype=torch.int32) << 16) * GAMMA  # a row has fewer than 2^16 words
-    return keys.unsqueeze(1) + starts.unsqueeze(1)
+    return keys.unsqueeze(1) + _counters(num_heads, 16).unsqueeze(1)  # a row has fewer than 2^16 words
 
 
 def dropout_factors(like: Tensor, rate: float, keys: Tensor, dither: float) -> Tensor:
@@ -142,12 +143,17 @@ def dropout_factors(like: Tensor, rate: float, keys: Tensor, dither: float) -> T
     factors = torch.empty(like.shape, dtype=like.dtype)
     width = like.shape[-1]
     rows, out = keys.reshape(-1, 1), factors.view(-1, width) if like.numel() else factors
-    columns = torch.arange(-(-width // 2), dtype=torch.int32) * GAMMA
+    columns = _counters(-(-width // 2))
     size = max(1, _BLOCK * torch.get_num_threads() // max(1, len(columns)))
     for first in range(0, len(rows) if like.numel() else 0, size):
         bits = _hashed(rows[first : first + size] + columns).view(torch.int16)[:, :width]
         torch.ge(bits, threshold, out=out[first : first + size])
     return factors.mul_(1.0 / (1.0 - rate))
+
+
+@lru_cache(maxsize=512)  # the same numbers come back in every layer
+def _counters(number: int, shift: int = 0) -> Tensor:
+    return (torch.arange(number, dtype=torch.int32, device=_CPU) << shift) * GAMMA
 
 
 def _hashed(words: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -49,7 +49,7 @@ class AttentionLayout:
     """Which keys the queries of a batch may attend to, computed once and shared by all layers.
 
     `queries` and `keys` are their slots, in the order of the groups. `has_keyless` is true if some queries may have no
-    key to attend to.
+    key to attend to. In `kept`, attention keeps what is the same in all layers.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class AttentionLayout:
             self.groups.append(PairedGroup(to_device(members, device), own_queries, own_keys, mask))
         self.queries = query_places.slots(queries.num_rows, device)
         self.keys = key_places.slots(keys.num_rows, device)
-        self.has_keyless = has_keyless
+        self.has_keyless, self.kept = has_keyless, dict[bool, Any]()
 
 
 ScoreBias = Callable[[Tensor, PairedGroup], Tensor]
@@ -121,7 +121,7 @@ def attend_between(
     if not layout.groups:
         return values.new_zeros(len(queries), values.shape[1])
     is_keyed = dropout > 0.0 and queries.device.type == "cpu" and not torch.compiler.is_compiling()
-    drawn = next_keys(len(queries)) if is_keyed else None
+    drawn = next_keys(len(queries), layout.queries.tokens) if is_keyed else None
     q_slots, k_slots, v_slots = (
         slots.to_slots(part) for part, slots in ((queries, layout.queries), (keys, layout.keys), (values, layout.keys))
     )
@@ -137,7 +137,7 @@ def attend_between(
             scores = scores + bias(q, group)
         probabilities = masked_softmax(scores, group.allowed)
         if drawn is not None:
-            row_keys = head_keys(group.queries.rows_of(drawn[0][layout.queries.tokens]), num_heads)
+            row_keys = head_keys(group.queries.rows_of(drawn[0]), num_heads)
             probabilities = probabilities * dropout_factors(probabilities, dropout, row_keys, drawn[1])
         elif dropout > 0.0:
             probabilities = F.dropout(probabilities, dropout)

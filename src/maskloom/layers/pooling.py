@@ -70,7 +70,14 @@ class OverTokens(nn.Module):
         """Return one vector per sequence."""
         rows = torch.repeat_interleave(layout.lengths, output_size=layout.num_tokens)
         zeros = hidden.new_zeros(layout.num_sequences, hidden.shape[1])
-        if self.kind == "max":
-            return zeros.scatter_reduce(0, rows.unsqueeze(1).expand_as(hidden), hidden, "amax", include_self=False)
-        summed = zeros.index_add(0, rows, hidden)
-        return summed / layout.lengths.clamp(min=1).unsqueeze(1) if self.kind == "mean" else summed
+        if self.kind != "max":
+            summed = zeros.index_add(0, rows, hidden)
+            return summed / layout.lengths.clamp(min=1).unsqueeze(1) if self.kind == "mean" else summed
+        plain, places = hidden.detach(), rows.unsqueeze(1).expand_as(hidden)
+        largest = zeros.scatter_reduce(0, places, plain, "amax", include_self=False)
+        if not hidden.requires_grad:
+            return largest
+        # its own gradient goes element by element; that of the mean of the equal maxima is the same, row by row
+        is_largest = largest.index_select(0, rows).eq_(plain)
+        mean = zeros.index_add(0, rows, hidden * is_largest) / zeros.index_add(0, rows, is_largest).clamp_(min=1)
+        return largest + (mean - mean.detach())

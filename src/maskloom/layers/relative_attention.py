@@ -53,10 +53,7 @@ class RelativeBias(nn.Module):
         """Return the layout with the score biases of each group, minus infinity where a query may not attend."""
         biases = []
         for group, place in zip(layout.groups, layout.places(), strict=True):
-            allowed = group.mask(causal=self.causal)
-            if self.causal and allowed is None:
-                allowed = torch.ones(group.length, group.length, dtype=torch.bool, device=place.device).tril()
-            bias = self.between(place, place)
+            bias, allowed = self.between(place, place), group.allowed(place.device, causal=self.causal)
             biases.append(bias if allowed is None else bias.masked_fill(~allowed, -math.inf))
         return replace(layout, given=layout.grouping, biases=tuple(biases))
 
@@ -120,9 +117,7 @@ def _attend(qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float)
     if not layout.groups:
         return qkv.new_zeros(0, qkv.shape[1] // 3)
     is_keyed = dropout > 0.0 and qkv.device.type == "cpu" and not torch.compiler.is_compiling()
-    keys, dither = next_keys(layout.num_tokens) if is_keyed else (None, 0.0)
-    if keys is not None and layout.slot_tokens is not None:
-        keys = keys[layout.slot_tokens]
+    keys, dither = next_keys(layout.num_tokens, layout.slot_tokens) if is_keyed else (None, 0.0)
     contexts, qkv = [], qkv if keys is None else unrounded(qkv)
     parts = layout.to_slots(qkv).split([group.num_slots for group in layout.groups])
     for group, part, bias in zip(layout.groups, parts, layout.biases, strict=True):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,6 +58,11 @@ class LengthGroup:
         # a padding query must attend to something
         return (self.key_mask & before) | torch.eye(self.length, dtype=torch.bool, device=self.key_mask.device)
 
+    def allowed(self, device: torch.device, *, causal: bool) -> Tensor | None:
+        """Return `mask`, but as a tensor also where it stands for all keys up to the query itself."""
+        mask, size = self.mask(causal=causal), self.length
+        return torch.ones(size, size, dtype=torch.bool, device=device).tril() if causal and mask is None else mask
+
 
 @dataclass(frozen=True)
 class Grouping:
@@ -67,6 +73,7 @@ class Grouping:
 
     groups: tuple[LengthGroup, ...]
     slots: Slots | None = None
+    kept: dict[bool, Any] = field(default_factory=dict, init=False, repr=False)  # by attention, for all layers
 
 
 @dataclass(frozen=True)

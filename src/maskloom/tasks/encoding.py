@@ -18,7 +18,7 @@ from maskloom.text.tokenizer import Tokenizer
 
 _ENCODE_AT_ONCE = 2048
 _ORDER_STREAM, _BATCH_STREAM = 0xF17E, 0xBA7C
-# With grouping by length, units of this many batches are sorted by length and cut, and the batches are shuffled.
+# Units of this many batches are drawn at once; to group them by length, they are sorted, cut and shuffled in batches.
 _WINDOW_BATCHES = 16
 
 
@@ -90,11 +90,11 @@ class EncodedExamples(EncodedData):
     def _packed(self, indices: np.ndarray) -> dict[str, Any]:
         """Return the fields of a batch of these examples."""
         first, end = self.first[indices], self.first[indices + 1]
-        places = [slice(*span) for span in zip(self.offsets[first].tolist(), self.offsets[end].tolist(), strict=True)]
+        places = ranges(self.offsets[first], self.offsets[end] - self.offsets[first])
         sequences = ranges(first, end - first)
         return {
-            "token_ids": np.concatenate([self.token_ids[place] for place in places]).astype(np.int64),
-            "segment_ids": np.concatenate([self.segment_ids[place] for place in places]).astype(np.int64),
+            "token_ids": self.token_ids[places].astype(np.int64),
+            "segment_ids": self.segment_ids[places].astype(np.int64),
             "lengths": self.offsets[sequences + 1] - self.offsets[sequences],
             "labels": None if self.labels is None else self.labels[indices],
             "indices": np.asarray(indices, dtype=np.int64),
@@ -172,7 +172,7 @@ def encoded_texts(
     }
 
 
-@dataclass(frozen=True)
+@dataclass
 class ShuffledBatches:
     """An endless stream of full batches in which every unit occurs once per epoch; seeking is O(1).
 
@@ -187,6 +187,7 @@ class ShuffledBatches:
     seed: int
     rows: slice = field(default_factory=lambda: slice(None))
     group_by_length: bool = False
+    _window: dict[int, np.ndarray] = field(default_factory=dict, init=False, repr=False)  # the last one drawn
 
     def next_batch(self, position: dict[str, int]) -> tuple[Any, dict[str, int]]:
         """Return the batch at a position ({} is the start) and the position after it."""
@@ -195,23 +196,23 @@ class ShuffledBatches:
 
     def indices(self, number: int) -> np.ndarray:
         """Return the indices of the units in batch `number`, counted from 0."""
-        if not self.group_by_length:
-            return self._stream(number * self.batch_size, self.batch_size)
         window, place = divmod(number, _WINDOW_BATCHES)
-        units = self._stream(window * _WINDOW_BATCHES * self.batch_size, _WINDOW_BATCHES * self.batch_size)
-        by_length = units[np.argsort(self.data.lengths[units], kind="stable")]
-        chosen = int(Permutation(_WINDOW_BATCHES, self.seed, _BATCH_STREAM, window)[place])
-        return by_length[chosen * self.batch_size : (chosen + 1) * self.batch_size]
+        if window not in self._window:
+            order, count = np.arange(_WINDOW_BATCHES), _WINDOW_BATCHES * self.batch_size
+            units = self._stream(window * count, count)
+            if self.group_by_length:
+                units = units[np.argsort(self.data.lengths[units], kind="stable")]
+                order = Permutation(_WINDOW_BATCHES, self.seed, _BATCH_STREAM, window)[order]
+            self._window = {window: units.reshape(_WINDOW_BATCHES, -1)[order]}
+        return self._window[window][place]
 
     def _stream(self, first: int, count: int) -> np.ndarray:
         """Return the units at positions `first` up to `first + count` of the endless stream."""
-        places = np.arange(first, first + count)
-        epochs, within = places // len(self.data), places % len(self.data)
-        found = np.empty(count, dtype=np.int64)
-        for epoch in np.unique(epochs):
-            chosen = epochs == epoch
-            found[chosen] = Permutation(len(self.data), self.seed, _ORDER_STREAM, int(epoch))[within[chosen]]
-        return found
+        size, found = len(self.data), []
+        for epoch in range(first // size, (first + count - 1) // size + 1):
+            within = np.arange(max(0, first - epoch * size), min(size, first + count - epoch * size))
+            found.append(Permutation(size, self.seed, _ORDER_STREAM, epoch)[within])
+        return np.concatenate(found)
 
 
 def batches_by_length(data: EncodedData, *, max_tokens: int, max_units: int | None = None) -> Iterator[Any]:

@@ -1,7 +1,11 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from maskloom.tasks.encoding import ShuffledBatches, batches_by_length, encode_examples
+from maskloom.data.counter_random import Permutation
+from maskloom.tasks import encoding
+from maskloom.tasks.encoding import ShuffledBatches, batches_by_length, encode_both_orders, encode_examples
 from maskloom.tasks.examples import Example
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
@@ -27,6 +31,22 @@ def test_batches_are_slices_of_the_encodings():
     assert batch.labels is not None
     assert batch.labels.tolist() == [0, 1]
     assert batch.indices.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("num_sequences", [1, 2])
+def test_a_batch_is_that_of_its_examples_one_by_one(num_sequences):
+    data = encoded()
+    if num_sequences == 2:
+        examples = [Example("a b"[: 1 + number % 3], "c d e"[: number % 6], None, 1) for number in range(101)]
+        data = encode_both_orders(examples, TOKENIZER, max_length=6, labels=np.arange(101))
+    order = np.random.default_rng(0).permutation(101)
+    batch, parts = data.batch(order), [data.batch(order[place : place + 1]) for place in range(101)]
+    for name, values in vars(batch).items():
+        assert values.dtype == np.int64
+        assert np.array_equal(values, np.concatenate([vars(part)[name] for part in parts]))
+    ids = [data.token_ids[slice(*data.offsets[data.first[number : number + 2]])] for number in order]
+    assert np.array_equal(batch.token_ids, np.concatenate(ids))
+    assert replace(data, labels=None).batch(order[:0]).num_sequences == 0
 
 
 def test_truncation_is_counted():
@@ -68,6 +88,24 @@ def test_grouped_batches_hold_like_lengths_and_every_example_as_often(batch_size
         data.lengths[indices].max() for indices in found[:16]
     )
     assert not np.array_equal(batches.indices(0), batches.indices(16))
+
+
+@pytest.mark.parametrize("batch_size", [7, 250])
+def test_the_stream_joins_the_epochs_in_the_order_of_their_permutations(batch_size):
+    batches = ShuffledBatches(encoded(), batch_size, seed=5)
+    orders = [Permutation(101, 5, encoding._ORDER_STREAM, epoch)[np.arange(101)] for epoch in range(12)]
+    found = np.concatenate([batches.indices(number) for number in range(4)])
+    assert np.array_equal(found, np.concatenate(orders)[: len(found)])
+
+
+def test_batches_of_a_window_are_sorted_once(monkeypatch):
+    data, counted = encoded(), []
+    lengths = data.lengths
+    monkeypatch.setattr(type(data), "lengths", property(lambda _: counted.append(0) or lengths))
+    batches = ShuffledBatches(data, 6, seed=5, group_by_length=True)
+    for number in range(32):
+        batches.indices(number)
+    assert len(counted) == 2
 
 
 @pytest.mark.parametrize("is_grouped", [False, True])

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maskloom.layers.dropout import dropout_factors, head_keys, next_keys
+from maskloom.layers.dropout import NO_DRAWS, dropout_factors, head_keys, next_keys
 from maskloom.layers.general_attention import AttentionLayout
 from maskloom.layers.processor.onednn import unrounded
 from maskloom.layers.sequence_layout import LengthGroup, SequenceLayout
@@ -28,14 +28,14 @@ def grouped_attention(
     sum_j dP_ij P_ij = dC_i C_i. Padding slots must receive no gradient. Under autocast it is computed in
     fp32: in half precision oneDNN would make a kernel for every length and number of sequences.
     """
-    keys, dither = _keys(layout.num_tokens, dropout)
-    if layout.slot_tokens is not None:
-        keys = keys[layout.slot_tokens]
+    keys = next_keys(layout.num_tokens, layout.slot_tokens) if dropout else (NO_DRAWS.keys, 0.0)
     slots = unrounded(slots)
-    groups = [((group,), _excluded_of(group, slots.dtype, causal=causal)) for group in layout.groups]
+    if causal not in (kept := layout.grouping.kept):
+        allowed = [group.allowed(slots.device, causal=causal) for group in layout.groups]
+        kept[causal] = [((group,), _excluded(mask)) for group, mask in zip(layout.groups, allowed, strict=True)]
     with torch.autocast("cpu", enabled=False):
         return _GroupedAttention.apply(  # pyright: ignore[reportReturnType]
-            groups, num_heads, dropout, keys, dither, slots
+            kept[causal], num_heads, dropout, *keys, slots
         )
 
 
@@ -57,16 +57,13 @@ def paired_attention(
 
     Shapes: (queries, hidden) and (keys, 2 hidden) to (queries, hidden).
     """
-    keys, dither = _keys(len(queries), dropout)
+    keys = next_keys(len(queries), layout.queries.tokens) if dropout else (NO_DRAWS.keys, 0.0)
     slots = unrounded(layout.queries.to_slots(queries)), unrounded(layout.keys.to_slots(key_values))
-    groups = [((group.queries, group.keys), _excluded(group.allowed, slots[0].dtype)) for group in layout.groups]
+    if False not in layout.kept:
+        layout.kept[False] = [((group.queries, group.keys), _excluded(group.allowed)) for group in layout.groups]
     with torch.autocast("cpu", enabled=False):
-        contexts = _GroupedAttention.apply(groups, num_heads, dropout, keys[layout.queries.tokens], dither, *slots)
+        contexts = _GroupedAttention.apply(layout.kept[False], num_heads, dropout, *keys, *slots)
     return layout.queries.from_slots(contexts)[: len(queries)]  # pyright: ignore[reportArgumentType]
-
-
-def _keys(num_rows: int, dropout: float) -> tuple[Tensor, float]:
-    return next_keys(num_rows) if dropout else (torch.zeros(num_rows, dtype=torch.int32), 0.0)
 
 
 class _GroupedAttention(torch.autograd.Function):
@@ -87,12 +84,13 @@ class _GroupedAttention(torch.autograd.Function):
             rows = [part.rows_of(array) for part, array in zip(parts, arrays, strict=True)]
             q, k, v = chain(*(_by_head(each, each.shape[2] // hidden_size, num_heads) for each in rows))
             q.mul_(1.0 / math.sqrt(q.shape[-1]))
-            scores, row_keys = torch.bmm(q, k.transpose(1, 2)), parts[0].rows_of(keys)
+            scores = torch.bmm(q, k.transpose(1, 2))
             if excluded is not None:
-                scores.view(len(row_keys), -1, *scores.shape[1:]).add_(excluded)
+                scores.view(parts[0].num_sequences, -1, *scores.shape[1:]).add_(excluded)
             probabilities, factors = torch.softmax(scores, -1, out=scores), list[Tensor]()
             if dropout:
-                factors.append(dropout_factors(probabilities, dropout, head_keys(row_keys, num_heads), dither))
+                row_keys = head_keys(parts[0].rows_of(keys), num_heads)
+                factors.append(dropout_factors(probabilities, dropout, row_keys, dither))
             context = torch.bmm(probabilities * factors[0] if factors else probabilities, v)
             _store(parts[0].rows_of(contexts), context.unsqueeze(0), num_heads)
             kept += [q, k, v, probabilities, *factors, context]
@@ -147,14 +145,6 @@ def _store(rows: Tensor, values: Tensor, num_heads: int) -> None:
     rows.view(split.shape).copy_(split)
 
 
-def _excluded_of(group: LengthGroup, dtype: torch.dtype, *, causal: bool) -> Tensor | None:
-    """Return `_excluded` for self-attention within a group, broadcastable to (n, 1, s, s)."""
-    allowed = group.mask(causal=causal)
-    if causal and allowed is None:
-        return torch.full((group.length, group.length), -math.inf, dtype=dtype).triu_(1)
-    return _excluded(allowed, dtype)
-
-
-def _excluded(allowed: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def _excluded(allowed: Tensor | None) -> Tensor | None:
     """Return an additive mask, minus infinity where a query may not attend; None if it may attend everywhere."""
-    return None if allowed is None else torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~allowed, -math.inf)
+    return None if allowed is None else torch.zeros(allowed.shape).masked_fill_(~allowed, -math.inf)

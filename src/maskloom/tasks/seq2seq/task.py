@@ -85,8 +85,7 @@ class EncodedTargets(EncodedData):
     def batch(self, indices: np.ndarray) -> SourceTargetBatch:
         """Return the sources and targets at these indices, packed in this order."""
         source = self.sources.batch(indices)
-        ids, lengths = np.zeros(0, np.int64), np.zeros(len(indices), np.int64)
-        labels = None
+        ids, lengths, labels = np.zeros(0, np.int64), np.zeros(len(indices), np.int64), None
         if self.targets is not None:
             target = self.targets.batch(indices)
             ids, lengths, labels = read_and_predicted(target.token_ids, target.lengths, self.start)

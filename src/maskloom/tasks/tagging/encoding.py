@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from maskloom.data.batch import TokenBatch
+from maskloom.data.batch import TokenBatch, ranges
 from maskloom.errors import ConfigError
 from maskloom.objectives.objective import NOT_SCORED
 from maskloom.tasks.labels import unknown_label
@@ -60,21 +60,24 @@ class EncodedSentences:
 
         Chains are the sentences with scored words in a window, including all of their words that begin in it.
         """
-        windows = self.windows[indices]
-        frames = self.template.frames(windows[:, 1] - windows[:, 0])
-        labels = np.full(len(frames.token_ids), NOT_SCORED, dtype=np.int64)
-        chains = np.full(len(frames.token_ids), -1, dtype=np.int64)
-        rows, num_chains = chains.copy(), 0
-        for (first, end, first_word, end_word), place in zip(windows.tolist(), frames.first.tolist(), strict=True):
-            shift = place - first
-            frames.token_ids[place : end + shift] = self.pieces[first:end]
-            if self.labels is not None:
-                labels[self.word_starts[first_word:end_word] + shift] = self.labels[first_word:end_word]
-            words, sentences = self._chain_words(first, end, first_word, end_word)
-            chains[self.word_starts[words] + shift] = num_chains + sentences
-            if self.vectors is not None:
-                rows[self.word_starts[words] + shift] = self.vectors[1][words]
-            num_chains += int(sentences[-1]) + 1
+        first, end, first_word, end_word = self.windows[indices].T
+        frames = self.template.frames(end - first)
+        frames.token_ids[ranges(frames.first, end - first)] = self.pieces[ranges(first, end - first)]
+        # the words that begin in each window, of sentences scored there
+        bounds = np.searchsorted(self.sentence_starts, [first_word, end_word - 1], side="right")
+        seen = np.searchsorted(self.word_starts, [first, end], side="left")
+        begin = np.maximum(self.sentence_starts[bounds[0] - 1], seen[0])
+        counts = np.minimum(self.sentence_starts[bounds[1]], seen[1]) - begin
+        words, owners = ranges(begin, counts), np.repeat(np.arange(len(counts)), counts)
+        sentences = np.searchsorted(self.sentence_starts, words, side="right")
+        places = self.word_starts[words] + (frames.first - first)[owners]
+        chains, rows, labels = np.full((3, len(frames.token_ids)), [[-1], [-1], [NOT_SCORED]], dtype=np.int64)
+        chains[places] = np.cumsum((np.diff(owners, prepend=-1) | np.diff(sentences, prepend=0)) != 0) - 1
+        if self.labels is not None:
+            is_scored = (first_word[owners] <= words) & (words < end_word[owners])
+            labels[places[is_scored]] = self.labels[words[is_scored]]
+        if self.vectors is not None:
+            rows[places] = self.vectors[1][words]
         return TokenBatch(
             token_ids=frames.token_ids,
             segment_ids=frames.segment_ids,
@@ -124,15 +127,6 @@ class EncodedSentences:
         """Return the number of sentences whose words are scored in more than one window."""
         inner = np.setdiff1d(self.windows[1:, 2], self.sentence_starts)
         return len(np.unique(np.searchsorted(self.sentence_starts, inner, side="right")))
-
-    def _chain_words(self, first: int, end: int, first_word: int, end_word: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the words that begin in a window, of sentences scored there, and the sentence number of each."""
-        bounds = np.searchsorted(self.sentence_starts, [first_word, end_word - 1], side="right")
-        low = int(self.sentence_starts[bounds[0] - 1])
-        high = int(self.sentence_starts[bounds[1]])
-        seen = np.searchsorted(self.word_starts, [first, end], side="left")
-        words = np.arange(max(low, int(seen[0])), min(high, int(seen[1])))
-        return words, np.searchsorted(self.sentence_starts, words, side="right") - int(bounds[0])
 
 
 def encode_sentences(

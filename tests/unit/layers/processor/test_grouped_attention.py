@@ -123,3 +123,16 @@ def test_under_autocast_attention_is_computed_in_fp32():
     for one, other in zip(found, contexts(qkv.float(), key_values.float()), strict=True):
         assert one.dtype == torch.float32
         assert torch.equal(one, other)
+
+
+def test_masks_are_made_once_for_all_layers(monkeypatch):
+    made, excluded = [], module._excluded
+    monkeypatch.setattr(module, "_excluded", lambda *given: made.append(0) or excluded(*given))
+    own, read = SequenceLayout.from_lengths([5, 9, 3, 30]), SequenceLayout.from_lengths([4, 6, 7, 2])
+    pair, qkv, key_values = AttentionLayout(own, read), packed([47], 24), packed([19], 16)
+    for _ in range(3):
+        first = attend(qkv, own, 2, 0.0)
+        assert torch.equal(attend(qkv, own, 2, 0.0), first)
+        assert not torch.equal(attend(qkv, own, 2, 0.0, causal=True), first)
+        paired_attention(qkv[:, :8].contiguous(), key_values, pair, 2, 0.0)
+    assert len(made) == 2 * len(own.groups) + len(pair.groups)

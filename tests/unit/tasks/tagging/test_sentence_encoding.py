@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +109,28 @@ def test_chains_hold_no_word_of_another_sentence(sentences, max_length, context)
         owners = [sentence_of_piece[place - 1 + first] for place in places.tolist()]
         assert len(set(zip(owners, batch.chains[places].tolist(), strict=True))) == len(set(owners))
         assert set(owners) == set(sentence_of_word[first_word:end_word])
+
+
+@given(corpora(), st.integers(3, 64), st.sampled_from(["sentence", "document"]), st.randoms())
+def test_a_batch_is_that_of_its_windows_one_by_one(sentences, max_length, context, random):
+    data = encode_sentences(sentences, TOKENIZER, max_length=max_length, labels=LABELS, context=context)
+    num_words = sum(len(s.words) for s in sentences)
+    data = replace(data, vectors=(np.arange(10, dtype=np.float32)[:, None], np.arange(num_words) % 11 - 1))
+    order = np.array(random.sample(range(len(data)), len(data)))
+    batch, parts = data.batch(order), [data.batch(order[place : place + 1]) for place in range(len(order))]
+    before = np.cumsum([0, *(part.chains.max() + 1 for part in parts)])
+    parts = [
+        replace(part, chains=np.where(part.chains < 0, -1, part.chains + first))
+        for part, first in zip(parts, before[:-1], strict=True)
+    ]
+    for name, values in vars(batch).items():
+        assert np.array_equal(values, np.concatenate([vars(part)[name] for part in parts]))
+    for index, part in zip(order.tolist(), parts, strict=True):
+        first, end, first_word, end_word = data.windows[index].tolist()
+        assert part.token_ids[1:-1].tolist() == data.pieces[first:end].tolist()
+        places = np.flatnonzero(part.labels != NOT_SCORED)
+        assert np.array_equal(places, data.word_places(index))
+        assert np.array_equal(part.labels[places], data.labels[first_word:end_word])
 
 
 def test_document_context_shows_the_neighbours_and_scores_each_sentence_once():
