@@ -138,6 +138,13 @@ def finished(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
+def signature_lines(runs: list[dict[str, Any]]) -> list[str]:
+    """Return sacrebleu's signatures of the test scores, which runs of earlier versions do not have."""
+    stored = [scores.get("signatures", {}) for run in runs for scores in run["scores"].values()]
+    shown = {f"{name} `{text}`" for signatures in stored for name, text in signatures.items()}
+    return [f"sacrebleu's signatures: {', '.join(sorted(shown))}.", ""] if shown else []
+
+
 def write_page(target: Path, runs: list[dict[str, Any]]) -> None:
     """Write the results as JSON and as a Markdown page."""
     lines = [
@@ -171,6 +178,7 @@ def write_page(target: Path, runs: list[dict[str, Any]]) -> None:
         f"Number of runs killed by SIGKILL, {len(_KILLS)} times each, and resumed: {len(killed)}. Of these, {equal}",
         "ended with the same weights as the uninterrupted run, bit for bit.",
         "",
+        *signature_lines(runs),
         "The paper's own figures (Vaswani et al. 2017, Table 2) are BLEU of tokenised text on newstest2014, which is",
         "not comparable. It gives one number of operations for each size of the Transformer.",
         "",

@@ -272,14 +272,15 @@ def _discard(folder: Path) -> None:
 
 def drop_old_checkpoints(folder: Path, step: int, keep: int, pinned: Collection[int]) -> None:
     """Remove all checkpoints up to a step except the newest `keep` and `pinned`; training replaces later ones."""
-    for path in folder.glob(f"step-{step:08d}.old-*"):
-        _discard(path)
-    upto = [path for path in step_folders(folder) if step_of(path) <= step]
-    for path in (old for old in upto[keep:] if step_of(old) not in pinned):
-        doomed = path.with_name(f"{path.name.partition('.')[0]}.tmp-{os.getpid()}")
-        with suppress(OSError):
-            rename(path, doomed)  # so that a kill leaves no partial checkpoint under its name
-            remove_tree(doomed)
+    for _ in range(2):  # what could not be removed is tried once more: no other save may follow
+        for path in folder.glob(f"step-{step:08d}.old-*"):
+            _discard(path)
+        upto = [path for path in step_folders(folder) if step_of(path) <= step]
+        for path in (old for old in upto[keep:] if step_of(old) not in pinned):
+            with suppress(OSError):  # renamed, so that a kill leaves no partial checkpoint under its name
+                rename(path, path.with_name(f"{path.name.partition('.')[0]}.tmp-{os.getpid()}"))
+        for doomed in folder.glob(f"step-*.tmp-{os.getpid()}"):
+            _discard(doomed)
 
 
 def _load_into(state: TrainState, folder: Path, ranks: Ranks) -> dict[str, Any]:

@@ -1,3 +1,4 @@
+import errno
 import json
 import random
 import shutil
@@ -11,6 +12,7 @@ from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.system import files
 from maskloom.system.folder_lock import FolderLostError
+from maskloom.training.checkpointing import checkpoints
 from maskloom.training.checkpointing.checkpoints import Snapshot, restore_checkpoint, write_checkpoint
 from maskloom.training.settings import TrainingSection
 from maskloom.training.state import TrainState
@@ -270,6 +272,25 @@ def test_a_run_whose_lock_was_taken_over_touches_no_checkpoint_of_the_other(tmp_
     with pytest.raises(FolderLostError):
         restore_checkpoint(state, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000000", other.name]
+
+
+@pytest.mark.parametrize("name", ["rename", "remove_tree"])
+def test_an_older_checkpoint_that_could_not_be_removed_once_is_removed(tmp_path, monkeypatch, name: str) -> None:
+    original, failed = getattr(checkpoints, name), []
+
+    def fail_once(path: Path, *more: Path) -> None:
+        if not failed and path.name.startswith("step-00000000"):
+            failed.append(path)
+            raise OSError(errno.EROFS, "Read-only file system")
+        original(path, *more)
+
+    monkeypatch.setattr(checkpoints, name, fail_once)
+    state = _state()
+    write_checkpoint(Snapshot.of(state, {}), tmp_path, keep=1)
+    state.step = 1
+    write_checkpoint(Snapshot.of(state, {}), tmp_path, keep=1)
+    assert len(failed) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
 def test_a_half_written_folder_is_neither_taken_nor_kept(tmp_path) -> None:
