@@ -113,7 +113,7 @@ def test_who_reads_the_text_of_the_initial_model_again_is_warned(corpus: Path, t
         _, said = run(corpus, tmp_path / str(seed), first / "model", f"seed={seed}")
         (lines[seed],) = [line for line in said if line.startswith(f"WARNING: {first} was trained on this corpus with")]
     same, other = lines.values()
-    assert "seed = 0: this run reads the same sequences in the same order, with the same masks" in same
+    assert "seed = 0: with the same [data], this run reads the same sequences in the same order" in same
     assert same.endswith("continue that run with --resume --steps N")
     assert other.endswith("seed = 0: documents that it has read may be held out here")
 

@@ -1,4 +1,5 @@
 import json
+import math
 import random
 
 import pytest
@@ -218,6 +219,7 @@ def test_parts_of_the_windows_give_the_same_answers(trained, tmp_path, monkeypat
         (b"red", ["what?"], {"top_k": 0}, "top_k 0"),
         (b"red", ["what?"], {"top_k": 21}, r"top_k 21: the model keeps 20 candidates per question \(span\.num_best\)"),
         (b"red", ["what?"], {"max_length": 400}, "3 to 32"),
+        (b"red", ["what?"], {"null_threshold": math.nan}, "null_threshold nan: expected a number"),
         (None, ["what?"], {}, "cannot be read"),
     ],
 )

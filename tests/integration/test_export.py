@@ -141,6 +141,9 @@ def test_a_finished_search_gives_its_best_model_and_its_trials_are_exported_alon
 def test_convert_says_what_it_was_given_instead(run_data, pretrained, tmp_path):
     _, run = pretrained
     (tmp_path / "empty").mkdir()
+    (tmp_path / "vectors").mkdir()
+    for name in ("recipe.toml", "vectors.bin"):
+        (tmp_path / "vectors" / name).touch()
     for place, message in (
         (
             tmp_path / "empty",
@@ -155,6 +158,7 @@ def test_convert_says_what_it_was_given_instead(run_data, pretrained, tmp_path):
             run_data / "first" / "model" / "model.safetensors",
             "cannot be read on its own; name the folder that contains it,",
         ),
+        (tmp_path / "vectors", "no weights; these are word vectors, whose uses `maskloom words --help` lists;"),
         (run_data, "no weights; it holds corpus, dev.jsonl, first,"),
     ):
         with pytest.raises(DataError, match=f"{place}: {message}"):

@@ -50,6 +50,7 @@ _UNSAFE = (
 # What a folder without weights is, by the first of these files that it holds.
 _OTHERS = {
     "model/config.json": "this is a run; its model is in {folder}/model",
+    **dict.fromkeys(("vectors.bin", "vectors.txt"), "these are word vectors, whose uses `maskloom words --help` lists"),
     "recipe.toml": "this is a run; maskloom export {quoted} --out DIR makes a model folder from a checkpoint",
     "features.bin": "this is a folder of features",
     "manifest.json": "this is a corpus",

@@ -39,6 +39,8 @@ def resolve_model_folder(path: str | Path) -> Path:
         refuse_unsafe(path)
         raise DataError(f"{path}: expected a folder with config.json, model.safetensors and vocab.txt, got a file")
     refuse_unconverted(path)
+    if (path / "vectors.bin").exists() or (path / "vectors.txt").exists():
+        raise DataError(f"{path} contains word vectors, not a model; `maskloom words --help` lists their uses")
     if (path / "recipe.toml").exists():
         how = f"finish it with --resume, or: maskloom export {shlex.quote(str(path))} --out DIR"
         raise DataError(f"{path}: this run has no model/ yet; {how}")

@@ -157,7 +157,7 @@ def features(
     if max_length is not None and not 3 <= max_length <= limit:
         raise ConfigError(f"max_length {max_length}: {source_folder} takes 3 to {limit} tokens")
     last_four = ",".join(str(-number) for number in range(1, min(4, num_layers) + 1))
-    combination = LayerCombination.of(wanted.layers or last_four, num_layers)
+    combination = LayerCombination.of(last_four if wanted.layers is None else wanted.layers, num_layers)
     reading, limit = reading or ReadingOptions(), max_length or limit
     units, names, account = _encode(path, tokenizer, wanted.units, reading, limit)
     progress.say(f"device: {describe_device(device)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -248,6 +249,8 @@ def answer(
     if top_k > (most := task.settings.num_best):
         raise ConfigError(f"top_k {top_k}: the model keeps {amount(most, 'candidate')} per question (span.num_best)")
     if null_threshold is not None:
+        if math.isnan(null_threshold):
+            raise ConfigError(f"null_threshold {null_threshold}: expected a number")
         task = changed(task, has_unanswerable=True, null_threshold=null_threshold)
     asked = [Question(str(number), question, text, None, number) for number, question in enumerate(questions, start=1)]
     encoded = task.encode(ReadExamples(asked, ReadingReport(Path(context))), predictor.tokenizer, predictor.max_length)

@@ -42,7 +42,7 @@ def repeated_text_lines(init: Path, recipe: PretrainRecipe, corpus: str) -> list
     with suppress(ConfigError):  # not the model of a run
         before = described(run)
         if before["inputs"].get("corpus") == corpus and (seeds := before.get("seeds")):
-            again = "this run reads the same sequences in the same order, with the same masks if [data] is the same; "
+            again = "with the same [data], this run reads the same sequences in the same order with the same masks; "
             again += "to read on instead, continue that run with --resume --steps N"
             told = again if seeds[0] == recipe.seed else "documents that it has read may be held out here"
             return [f"WARNING: {run} was trained on this corpus with seed = {seeds[0]}: {told}"]

@@ -15,6 +15,7 @@ import pytest
 from maskloom.cli import main
 from maskloom.data.corpus import documents
 from maskloom.errors import ConfigError, DataError
+from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.runs import words
 from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.export import export
@@ -77,6 +78,8 @@ def test_a_run_writes_both_matrices_its_vocabulary_and_its_log(text: Path, tmp_p
             act(tmp_path / "out", out=tmp_path / "other")
     with pytest.raises(ConfigError, match="contains word vectors, not a model"):
         read_run(tmp_path / "out", "out")
+    with pytest.raises(DataError, match="contains word vectors, not a model"):
+        resolve_model_folder(tmp_path / "out")
 
 
 class _Begun(Progress):

@@ -8,7 +8,7 @@ import torch
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.cli import main
 from maskloom.data.feature_files import FeatureFile
-from maskloom.errors import DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.layers.layer_mix import LayerCombination
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
@@ -126,6 +126,12 @@ def test_skipped_sentences_are_counted(model_folder, tmp_path):
     result = features(model_folder, path, tmp_path / "out", wanted=wanted, reading=reading)
     assert (result["num_units"], result["data"]["num_kept"]) == (2, 2)
     assert result["data"]["dropped"] == {"a sentence without words": 1}
+
+
+def test_an_empty_choice_of_layers_is_refused(model_folder, tmp_path):
+    (tmp_path / "words.conll").write_text("the O\n")
+    with pytest.raises(ConfigError, match="layers = '': neither layer numbers nor one of"):
+        features(model_folder, tmp_path / "words.conll", tmp_path / "out", wanted=Activations(layers=""))
 
 
 def test_the_command_writes_the_same(model_folder, tmp_path, monkeypatch, capsys):

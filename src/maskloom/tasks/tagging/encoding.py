@@ -178,7 +178,10 @@ def _label_ids(sentences: Sequence[TaggedSentence], labels: Sequence[str], path:
             return None
         for place, tag in enumerate(sentence.tags):
             if tag not in ids:
-                raise unknown_label(tag, labels, f"{path}: line {sentence.line_of(place)}")
+                fields = sentence.columns[place] if sentence.columns else ()
+                is_written = not fields[1:] or tag in fields
+                written = "" if is_written else f", {sentence.separator.join(fields)!r:.80} in the file"
+                raise unknown_label(tag, labels, f"{path}: line {sentence.line_of(place)}{written}")
             found.append(ids[tag])
     return np.array(found, dtype=np.int64)
 

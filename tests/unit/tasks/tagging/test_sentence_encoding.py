@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from maskloom.errors import ConfigError, DataError
 from maskloom.tasks.encoding import ShuffledBatches, batches_by_length
 from maskloom.tasks.kinds import TAGGING
+from maskloom.tasks.settings import TaggingSettings
 from maskloom.tasks.tagging.encoding import NOT_SCORED, encode_sentences
 from maskloom.tasks.tagging.reading import TaggedSentence
 from maskloom.text.tokenizer import Tokenizer
@@ -168,6 +169,14 @@ def test_shuffled_batches_take_windows():
 def test_a_tag_that_training_lacks_is_refused_with_its_line():
     with pytest.raises(DataError, match=r"dev: line 4: the label 'B-Y' is not one of the task's labels: 'O', 'B-X'"):
         encode_sentences([sentence("a b", "O B-Y", 3)], TOKENIZER, max_length=9, labels=LABELS, path="dev")
+
+
+def test_a_refused_tag_from_another_scheme_is_shown_as_written(tmp_path):
+    (tmp_path / "dev.conll").write_text("a O\nb I-Y\na I-Y\n")
+    as_trained = TaggingSettings(scheme="auto", trained_scheme="iob2")
+    examples = TAGGING.read(tmp_path / "dev.conll", None, as_trained).examples
+    with pytest.raises(DataError, match=r"line 2, 'b I-Y' in the file: the label 'B-Y' is not one of the task's"):
+        encode_sentences(examples, TOKENIZER, max_length=9, labels=LABELS, path="dev.conll")
 
 
 @pytest.mark.parametrize("max_length", [2, 65])
