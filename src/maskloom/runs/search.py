@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ from maskloom.runs.search_table import markdown_of, ranked, search_rows
 from maskloom.system.files import copy_files, replacing_folder, write_json, write_text
 from maskloom.system.folder_lock import FolderLostError, alone_in_folder
 from maskloom.system.foreign_files import read_json_object
+from maskloom.training.checkpointing.checkpoints import drop_old_checkpoints
 from maskloom.training.events import check_log_targets
 from maskloom.training.faults.interruption import Interrupted
 
@@ -226,6 +228,7 @@ def _run_trial(setup: _Search, trial: dict[str, Any]) -> dict[str, Any]:
             progress=setup.progress,
         )
         for checkpoints in folder.glob("restarts/*/checkpoints"):  # trials are not extended
+            drop_old_checkpoints(checkpoints, sys.maxsize, 0, ())  # each as a whole, whenever the search is stopped
             shutil.rmtree(checkpoints, ignore_errors=True)
     except (Interrupted, DataError, UsageError, OSError, FolderLostError):
         raise  # data, metric, disk and folder are the same for every trial
