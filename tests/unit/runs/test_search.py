@@ -1,6 +1,7 @@
 """Searches with a stand-in for fine-tuning: order, failures, interruptions, and what is kept and written."""
 
 import json
+import os
 import shlex
 import shutil
 
@@ -26,6 +27,7 @@ from maskloom.runs.search_space import (
 from maskloom.runs.search_table import markdown_of, print_table, search_rows
 from maskloom.system.files import write_json, write_text
 from maskloom.tasks.tables import ReadingOptions
+from maskloom.training.checkpointing import checkpoints
 from maskloom.training.faults.nonfinite import NumericalError
 
 RATES = {"training.learning_rate": (1e-5, 3e-5, 2e-5)}
@@ -96,6 +98,20 @@ def run(inputs, monkeypatch):
         return search(recipe, data=data, trials=trials, **given)
 
     return start
+
+
+def test_a_checkpoint_of_a_finished_trial_loses_its_name_before_its_files(run, inputs, monkeypatch):
+    removed, original = [], checkpoints.remove_tree
+    monkeypatch.setattr(checkpoints, "remove_tree", lambda path: (removed.append(path.name), original(path)))
+
+    class Saving(Finetuning):
+        def __call__(self, recipe, *, out, **others):
+            write_text(out / "restarts" / "seed-0" / "checkpoints" / "step-00000003" / "manifest.json", "{}")
+            return super().__call__(recipe, out=out, **others)
+
+    run(Saving())
+    assert removed == [f"step-00000003.tmp-{os.getpid()}"] * 3  # one for each trial
+    assert not list(inputs["out"].rglob("checkpoints"))
 
 
 def test_every_combination_is_tried_and_ranked(run, inputs):
