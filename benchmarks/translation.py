@@ -68,7 +68,6 @@ def main() -> None:
                 print(f"{name}, seed {seed}: {made['scores'][_TESTS[0]]['bleu']:.1f} BLEU", flush=True)
     if options.results:
         write_page(options.results, finished(options.out))
-        show_search(options.out, options.results.with_suffix(".html"))
 
 
 def prepare(out: Path) -> None:
@@ -113,14 +112,6 @@ def make(out: Path, name: str, changes: Sequence[str], seed: int) -> dict[str, A
     return {**found, "wall_seconds": wall, "cpu_seconds": cpu, "kills": len(kills), "sha256": weights}
 
 
-def show_search(out: Path, page: Path) -> None:
-    """Write a page that shows the search for the translation of the first test sentence, and its attention."""
-    first = (out / f"{_TESTS[0]}.de").read_text(encoding="utf-8").splitlines()[0]
-    (out / "sentence.de").write_text(f"{first}\n", encoding="utf-8")
-    files = ("--input", "sentence.de", "--output", "sentence.jsonl", "--report", str(page.resolve()))
-    command("generate", "--model", "runs/the-recipe-0", *files, folder=out)  # a page names its model as it is given
-
-
 def resumed(folder: Path) -> list[str]:
     """Return the option that resumes a run, or nothing if the run has not started."""
     return ["--resume"] if (folder / "recipe.toml").exists() else []
@@ -135,10 +126,10 @@ def kill(arguments: Sequence[str], seconds: float) -> None:
     process.wait()
 
 
-def command(*arguments: str, folder: Path | None = None) -> str:
-    """Run maskloom, in a folder if one is given, and return its standard output."""
-    call = [sys.executable, "-m", "maskloom", *arguments]
-    return subprocess.run(call, check=True, stdout=subprocess.PIPE, text=True, cwd=folder).stdout
+def command(*arguments: str) -> str:
+    """Run maskloom and return its standard output."""
+    done = subprocess.run([sys.executable, "-m", "maskloom", *arguments], check=True, stdout=subprocess.PIPE, text=True)
+    return done.stdout
 
 
 def finished(out: Path) -> list[dict[str, Any]]:
@@ -188,9 +179,6 @@ def write_page(target: Path, runs: list[dict[str, Any]]) -> None:
         "ended with the same weights as the uninterrupted run, bit for bit.",
         "",
         *signature_lines(runs),
-        "[A page](translation.html) shows how the recipe's model translates the first sentence of test2016: every step",
-        "of the beam search, and what each word attends to.",
-        "",
         "The paper's own figures (Vaswani et al. 2017, Table 2) are BLEU of tokenised text on newstest2014, which is",
         "not comparable. It gives one number of operations for each size of the Transformer.",
         "",

@@ -179,3 +179,11 @@ def test_the_trigram_predicts_the_words_that_elmo_predicts(way, tmp_path, monkey
     assert part[:10].tolist() == whole[:10].tolist()
     (at,) = (at for at in range(10, len(whole)) if whole[at : at + 10].tolist() == part[10:].tolist())
     assert 2 * at - len(whole) in range(-2, 3)
+
+
+def test_a_translation_page_has_the_signatures_of_its_scores_if_they_are_stored():
+    from translation import signature_lines
+
+    scores = {"test": {"bleu": 37.0, "signatures": {"chrf": "nc:6", "bleu": "tok:13a"}}}
+    assert signature_lines([{"scores": scores}] * 2) == ["sacrebleu's signatures: bleu `tok:13a`, chrf `nc:6`.", ""]
+    assert signature_lines([{"scores": {"test": {"bleu": 37.0}}}]) == []
