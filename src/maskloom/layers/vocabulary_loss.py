@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from maskloom.layers.processor.fused_layers import fuses, loss_and_gradient, weight_gradient
-from maskloom.layers.processor.matrix_products import product, transposed_product
+from maskloom.layers.processor.matrix_products import product, transposed_product, transposes_by_onednn
 from maskloom.layers.processor.onednn import filled_number, filled_up, is_half_on_cpu, prefers_onednn, row_step
 
 # Logits computed at a time: 32 MiB in fp32, which the C library's allocator reuses instead of mapping fresh pages.
@@ -214,8 +214,9 @@ class _DecoderGradient:
     def add(self, d_logits: Tensor, rows: Tensor) -> None:
         """Add one block."""
         if self._sum is None:
-            # With the short side first, a block's product has long contiguous rows, which are fast to add.
-            self._is_transposed = not self._is_single and prefers_onednn(rows, len(self._decoder))
+            # With the short side first, oneDNN's products have long contiguous rows, which are fast to add; MKL adds to
+            # the sum itself, and is slower in that orientation.
+            self._is_transposed = not self._is_single and transposes_by_onednn(rows, d_logits)
         if self._sum is None or self._is_transposed or rows.dtype != self._sum.dtype:
             pair = (rows, d_logits) if self._is_transposed else (d_logits, rows)
             self.add_product(transposed_product(*pair))

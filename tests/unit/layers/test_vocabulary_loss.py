@@ -3,6 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from maskloom.layers import vocabulary_loss as module
+from maskloom.layers.processor import matrix_products, onednn
 from maskloom.layers.vocabulary_loss import vocabulary_loss
 
 
@@ -198,6 +199,21 @@ def test_on_a_gpu_it_is_the_same(monkeypatch, dtype):
         ours = vocabulary_loss(*moved, labels.cuda())
     for gradient, exact in zip(torch.autograd.grad(ours, moved), expected, strict=True):
         assert float((gradient.cpu() - exact).norm() / exact.norm()) < 2e-2
+
+
+@pytest.mark.parametrize("smallest", [1, 1 << 40])
+def test_the_decoders_gradient_is_summed_in_the_orientation_that_its_library_prefers(monkeypatch, smallest):
+    """MKL adds a product to a sum of its own; oneDNN's products are added, short side first."""
+    if not onednn._has_wide_kernels():
+        pytest.skip("no AVX-512 here, so nothing goes to oneDNN")
+    monkeypatch.setattr(onednn, "_library", "onednn")
+    monkeypatch.setattr(matrix_products, "SMALLEST_GRADIENT", smallest)
+    d_logits, rows, decoder = torch.randn(2048, 700), torch.randn(2048, 32), torch.randn(700, 32)
+    total = module._DecoderGradient(decoder, is_single=False)
+    for first in (0, 1024):
+        total.add(d_logits[first : first + 1024], rows[first : first + 1024])
+    assert total._is_transposed == (smallest == 1)
+    torch.testing.assert_close(total.scaled(torch.tensor(2.0)), 2 * d_logits.t() @ rows, rtol=1e-4, atol=1e-3)
 
 
 def test_smoothing_is_least_at_less_confidence_so_perplexity_rises_with_it():

@@ -37,13 +37,18 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tenso
     return onednn_product(filled_up(x), weight, bias)[: len(x)]
 
 
+def transposes_by_onednn(left: Tensor, right: Tensor) -> bool:
+    """Return whether oneDNN computes left^T right: (rows, m) and (rows, n)."""
+    return left.shape[1] * right.shape[1] >= SMALLEST_GRADIENT and prefers_onednn(left, right.shape[1])
+
+
 def transposed_product(left: Tensor, right: Tensor) -> Tensor:
     """Return left^T right, without a gradient: (rows, m) and (rows, n) to (m, n), contiguous."""
     if is_half_on_cpu(left):
         return filled_up(left).t() @ filled_up(right)
-    num_rows, num_left, num_right = len(left), left.shape[1], right.shape[1]
-    if num_left * num_right < SMALLEST_GRADIENT or not prefers_onednn(left, num_right):
+    if not transposes_by_onednn(left, right):
         return left.t() @ right
+    num_rows, num_left, num_right = len(left), left.shape[1], right.shape[1]
     num_whole = num_rows - num_rows % row_step(num_rows)
     first, second = left[:num_whole].t(), right[:num_whole].t()
     # oneDNN's front end copies a transposed first factor but not a second one: the cheaper one to copy goes first.
