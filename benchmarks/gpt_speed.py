@@ -1,8 +1,9 @@
 """Time GPT's training step and its text generation against transformers, in turn, on real text.
 
 Training: our loop, including drawing rows, against OpenAIGPTLMHeadModel with fused AdamW and gradient clipping, as
-shipped and, with --compiled, under torch.compile. Both have the same sizes and read the same rows; the peer's tensors
-are created beforehand. Each side is a separate process. Before timing, both losses must agree without dropout.
+shipped, keeping memory as we do and, with --compiled, under torch.compile. All have the same sizes and read the same
+rows; the peer's tensors are created beforehand. Each side is a separate process. Before timing, both losses must agree
+without dropout.
 
 Generation: 128 tokens, greedy, after prompts of 32, by a GPT in GPT-2's layout, since OpenAIGPT has no cache in
 transformers; both must generate the same tokens.
@@ -25,7 +26,7 @@ from typing import Any
 
 import torch
 from pretraining_step import gemm_peak
-from rounds import in_turn, order_said, quiet_load, rates_of_processes, reached
+from rounds import KEEPING, KEEPING_SAID, OWN, in_turn, memory_of, order_said, quiet_load, rates_of_processes, reached
 from surroundings import noted, processor, versions, write_real_text
 
 from maskloom.checkpoints.huggingface import load_model, save_model
@@ -42,7 +43,6 @@ from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.system.devices import chosen_device
 from maskloom.text.vocabulary_training import VocabularySettings
-from maskloom.training.faults.memory import kept_memory
 from maskloom.training.loop import accumulate_gradients, train_steps
 from maskloom.training.optimizers import parameter_groups
 from maskloom.training.settings import TrainingSection
@@ -52,7 +52,8 @@ NUM_THREADS, VOCABULARY, NUM_TOKENS, PROMPT = 2, 8000, 128, 32
 BATCHES = {128: {"tiny": 64, "mini": 32, "small": 16, "base": 8}, 512: {"tiny": 16, "mini": 8, "small": 4, "base": 2}}
 TRAINING_AIMS = {"tiny": (1.6, 2.0, 2.5), "mini": (1.2, 1.5, 1.8), "base": (1.1, 1.3, 1.5)}
 GENERATION_AIMS = {"mini": (1.5, 2.0, 3.0), "base": (1.1, 1.3, 1.6)}
-OURS, PEER, COMPILED = "maskloom", "transformers", "transformers, compiled"
+OURS, PEER = OWN, "transformers"
+KEPT, COMPILED = f"{PEER}{KEEPING}", f"{PEER}, compiled{KEEPING}"
 PEERS = ("transformers",)
 _GENERATION = f"generation of {NUM_TOKENS} tokens"
 
@@ -127,7 +128,7 @@ def train(corpus: Corpus, size: str, length: int, rounds: int, compiled: bool, f
     loader, _ = rows_of_text(corpus.folder, size, length)
     peer = OpenAIGPTLMHeadModel.from_pretrained(place)
     difference = check_losses(model, loader.next_batch({})[0], peer, length)
-    names = (OURS, PEER, COMPILED) if compiled else (OURS, PEER)
+    names = (OURS, PEER, KEPT, *([COMPILED] if compiled else []))
     given, peaks = [str(corpus.folder), str(place), size, str(length)], list[float]()
     rates = rates_of_processes(dict.fromkeys(names, given), rounds, before_each=lambda: peaks.append(gemm_peak()))
     found = {"what": f"training, {size}, rows of {length}", "aims": TRAINING_AIMS.get(size), "difference": difference}
@@ -185,7 +186,7 @@ def training_side(name: str, corpus: Path, place: Path, size: str, length: int) 
             peer.compile()
         step = peer_step(peer)
     position: dict[str, int] = {}
-    with kept_memory():  # as in a run, for the peer too
+    with memory_of(name):
         for _ in sys.stdin:
             batches = []
             for _ in range({"tiny": 4, "mini": 2}.get(size, 1)):
@@ -256,26 +257,30 @@ def generate(corpus: Corpus, size: str, batch: int, rounds: int, folder: Path) -
 
 def summary_rows(results: list[dict[str, Any]]) -> list[dict[str, str]]:
     """Return the rows of the README's table."""
-    rows: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    rows: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
     for result in results:
         job, size, last = result["what"].split(", ")
-        sides = (result["rates"][name] for name in (OURS, PEER))
-        ratio = statistics.median(a / b for a, b in zip(*sides, strict=True))
-        rows.setdefault((job, last), []).append((size, f"{ratio:.2f}"))
+        for name in (name for name in (PEER, KEPT) if name in result["rates"]):
+            pairs = zip(result["rates"][OURS], result["rates"][name], strict=True)
+            ratio = statistics.median(ours / theirs for ours, theirs in pairs)
+            rows.setdefault((job, last, name), []).append((size, f"{ratio:.2f}"))
+    model, generation = "OpenAIGPTLMHeadModel", "generate with its cache"
     named = (
-        ("training", "rows of 128", "GPT training step", "transformers' OpenAIGPTLMHeadModel, rows of 128 tokens"),
-        ("training", "rows of 512", "GPT training step", "the same, rows of 512 tokens"),
-        (_GENERATION, "1 prompt", "GPT, 128 more tokens", "transformers' generate with its cache, 1 prompt"),
-        (_GENERATION, "8 prompts", "GPT, 128 more tokens", "the same, 8 prompts"),
+        ("training", "rows of 128", PEER, "GPT training step", f"transformers' {model}, rows of 128 tokens"),
+        ("training", "rows of 128", KEPT, "GPT training step", f"{KEPT}, rows of 128 tokens"),
+        ("training", "rows of 512", PEER, "GPT training step", f"transformers' {model}, rows of 512 tokens"),
+        ("training", "rows of 512", KEPT, "GPT training step", f"{KEPT}, rows of 512 tokens"),
+        (_GENERATION, "1 prompt", PEER, "GPT, 128 more tokens", f"transformers' {generation}, 1 prompt"),
+        (_GENERATION, "8 prompts", PEER, "GPT, 128 more tokens", f"transformers' {generation}, 8 prompts"),
     )
     return [
         {
-            "job": f"{job}, {' / '.join(size for size, _ in rows[kind, last])}",
+            "job": f"{job}, {' / '.join(size for size, _ in rows[key])}",
             "beside": beside,
-            "result": f"{' / '.join(ratio for _, ratio in rows[kind, last])} times the tokens per second",
+            "result": f"{' / '.join(ratio for _, ratio in rows[key])} times the tokens per second",
         }
-        for kind, last, job, beside in named
-        if (kind, last) in rows
+        for *place, job, beside in named
+        if (key := (place[0], place[1], place[2])) in rows
     ]
 
 
@@ -291,6 +296,7 @@ def page(content: dict[str, Any]) -> str:
         f"Text: {content['text']}; a vocabulary of {VOCABULARY:,} (BPE).",
         "",
         *compared(results),
+        *([KEEPING_SAID, ""] if any(KEPT in result["rates"] for result in results) else []),
         *noted(content),
         *([PEAK_SAID, ""] if has_peak else []),
         f"| job | maskloom | peer | tokens/s | ratio | {LEVELS} |{' of peak |' if has_peak else ''}",
@@ -301,7 +307,7 @@ def page(content: dict[str, Any]) -> str:
         for name in (name for name in result["rates"] if name != OURS):
             peer = result["rates"][name]
             ratios = [a / b for a, b in zip(ours, peer, strict=True)]
-            middle, aims = statistics.median(ratios), result["aims"] if name == PEER else None
+            middle, aims = statistics.median(ratios), None if name == COMPILED else result["aims"]
             share = f" {shares_of_peak(result, ours, peer)} |" if has_peak else ""
             lines.append(
                 f"| {result['what']} | {statistics.median(ours):,.0f} | {name} | {statistics.median(peer):,.0f} | "

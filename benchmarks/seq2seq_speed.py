@@ -1,10 +1,10 @@
 """Time sequence-to-sequence training and decoding against transformers and torch, in turn, on Multi30k.
 
 Training: our loop, including batching, against transformers' BartForConditionalGeneration (a BART with the same
-weights) and torch's nn.Transformer (a Transformer of the same sizes), both with fused AdamW and gradient clipping. All
-sides read the same batches of natural lengths, grouped by length, so that the peers pad little; their tensors are
-created beforehand. Rates are source and target tokens per second, without padding. Each side is a separate process.
-Before timing, the losses of our BART and of transformers' must agree without dropout.
+weights) and torch's nn.Transformer (a Transformer of the same sizes), both with fused AdamW and gradient clipping, as
+shipped and keeping memory as we do. All sides read the same batches of natural lengths, grouped by length, so that the
+peers pad little; their tensors are created beforehand. Rates are source and target tokens per second, without padding.
+Each side is a separate process. Before timing, the losses of our BART and of transformers' must agree without dropout.
 
 Decoding: beam size 4, targets of 24 tokens, batches of sources with different lengths, our BART against transformers'
 generate with its cache; both must produce the same tokens. Rates are target tokens per second.
@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from gpt_speed import LEVELS, NUM_THREADS, PEAK_SAID, PEERS, made_by, shares_of_peak, write_files
 from pretraining_step import gemm_peak
-from rounds import in_turn, order_said, quiet_load, rates_of_processes, reached
+from rounds import KEEPING, KEEPING_SAID, in_turn, memory_of, order_said, quiet_load, rates_of_processes, reached
 from surroundings import data_folder, noted
 from torch import nn
 
@@ -47,7 +47,6 @@ from maskloom.tasks.settings import Seq2SeqSettings
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary_training import VocabularySettings
-from maskloom.training.faults.memory import kept_memory
 from maskloom.training.loop import accumulate_gradients, train_steps
 from maskloom.training.optimizers import parameter_groups
 from maskloom.training.settings import TrainingSection
@@ -83,7 +82,7 @@ def main() -> None:
         make_vocabulary(Path(folder))
         for size in options.sizes if "train" in options.jobs else ():
             results += train(Path(folder), size, options.rounds)
-            print(results[-2:], flush=True)
+            print(results[-4:], flush=True)
         for size in (size for size in options.sizes if "decode" in options.jobs and size in DECODING_AIMS):
             results += [decode(Path(folder), size, number, options.rounds) for number in (8, 32)]
             print(results[-2:], flush=True)
@@ -142,7 +141,8 @@ def train(folder: Path, size: int, rounds: int) -> list[dict[str, Any]]:
     save_model(model, place)
     batches = batches_of(folder, size)
     difference = check_losses(model, place, batches.next_batch({})[0])
-    names, peaks = [name for pair in PAIRS.items() for name in pair], list[float]()
+    pairs = [(ours, peer + how) for ours, peer in PAIRS.items() for how in ("", KEEPING)]
+    names, peaks = dict.fromkeys(name for pair in pairs for name in pair), list[float]()
     given = dict.fromkeys(names, (str(folder), str(size)))
     rates = rates_of_processes(given, rounds, before_each=lambda: peaks.append(gemm_peak()))
     what = f"training, d {size}, {LAYERS[size]} layers, {BATCH[size]} pairs"
@@ -151,7 +151,7 @@ def train(folder: Path, size: int, rounds: int) -> list[dict[str, Any]]:
         {"what": what, "aims": TRAINING_AIMS[size], "ours": ours, "peer": peer, "difference": difference, **limits}
         | {"steps": STEPS[size], "warm_up": WARM_UP[size]}
         | {"rates": [rates[ours], rates[peer]]}
-        for ours, peer in PAIRS.items()
+        for ours, peer in pairs
     ]
 
 
@@ -212,7 +212,7 @@ def training_side(name: str, folder: Path, size: int) -> None:
         steps = train_steps(state, SequenceToSequence(0.1), batches.next_batch, settings=settings, seed=0)
         step: Callable[[Any], Any] = lambda _: next(steps)  # noqa: E731
     else:
-        step = peer_step(name, folder, size)
+        step = peer_step(name.removesuffix(KEEPING), folder, size)
     position: dict[str, int] = {}
 
     def rate(num_steps: int) -> float:
@@ -227,7 +227,7 @@ def training_side(name: str, folder: Path, size: int) -> None:
             step(tensors)
         return number / (time.perf_counter() - started)
 
-    with kept_memory():  # as in a run, for the peers too
+    with memory_of(name):
         rate(WARM_UP[size])
         for _ in sys.stdin:
             print(rate(STEPS[size]), flush=True)
@@ -356,6 +356,7 @@ def page(content: dict[str, Any]) -> str:
         "range. Multi30k, German to English, one WordPiece vocabulary for both languages.",
         "",
         *compared(results),
+        *([KEEPING_SAID, ""] if any(result["peer"].endswith(KEEPING) for result in results) else []),
         *noted(content),
         *([PEAK_SAID, ""] if has_peak else []),
         f"| job | ours | tokens/s | peer | tokens/s | ratio | {LEVELS} |{' of peak |' if has_peak else ''}",

@@ -68,7 +68,8 @@ class Speed:
 
 _SIZES, _PICKED = "tiny / mini / small / base", "transformers, MLM head on predicted positions only"
 _LENGTHS, _GROUPED = "MRPC / wide mix / GoEmotions / SQuAD v1.1", "transformers, batches grouped by length"
-_GPT = "tiny / mini / base"
+_GPT, _KEEPS = "tiny / mini / base", "keeping memory"
+_KEPT = f"transformers, {_KEEPS}"
 SPEEDS = (
     Speed("pretraining_step", ("rows of 128", "predicted"), f"pre-training, rows of 128: {_SIZES}", _PICKED),
     Speed("pretraining_step", ("mixed", "predicted"), f"pre-training, mixed lengths: {_SIZES}", _PICKED),
@@ -95,8 +96,10 @@ SPEEDS = (
         "sentence-transformers / onnxruntime fp32 / onnxruntime int8",
     ),
     Speed("gpt_speed", ("training", "rows of 128"), f"GPT training, rows of 128: {_GPT}", "transformers"),
+    Speed("gpt_speed", ("training", f"{_KEPT}, rows of 128"), f"GPT training, rows of 128: {_GPT}", _KEPT),
     Speed("gpt_speed", ("more tokens", "1 prompt"), "GPT, continuing one text: mini / base", "transformers, generate"),
     Speed("seq2seq_speed", ("BART training", ""), "BART training: width 128 / 256 / 512", "transformers"),
+    Speed("seq2seq_speed", ("BART training", "keeping memory"), "BART training: width 128 / 256 / 512", _KEPT),
     Speed("seq2seq_speed", ("decoding", "8 sources"), "BART, beam 4: width 256 / 512", "transformers, generate"),
     Speed("recurrent_speed", ("tagger", ""), "LSTM tagger training: width 128 / 300", "torch's LSTM, packed sequences"),
     Speed("words", ("word vectors", ""), "word vectors: skip-gram / CBOW", "gensim, 2 workers"),
@@ -174,6 +177,7 @@ def speed_table() -> str:
         cells = dict.fromkeys(_PLACES, "–")
         for page, place, row in found:
             is_named = all(part in row[key] for part, key in zip(speed.named, ("job", "beside"), strict=True))
+            is_named &= (_KEEPS in row["beside"]) == (_KEEPS in speed.named[1])
             if page.startswith(speed.page) and is_named:
                 figures = _aligned(_RATE.sub("", row["result"]), row["job"], speed.job)
                 cells[place] = f"[{figures}](benchmarks/{page}.md)"
