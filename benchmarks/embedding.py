@@ -17,12 +17,14 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
-from embedding_report import SIDES, page, summary_rows
+from embedding_report import PARTS, SIDES, page, summary_rows
 from pretraining_step import gemm_peak, memory_kib
 from rounds import in_turn, quiet_load
 from surroundings import data_folder, minilm_folder, processor
@@ -102,6 +104,10 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 flush=True,
             )
     figures["latency"] = latency({**sides, "transformers": transformers_side()}, rounds[0][:150])
+    figures["parts"] = {
+        side: [time_by_part(sides[side], [[text] for text in rounds[0][:150]]), time_by_part(sides[side], rounds[1:2])]
+        for side in ("ours", "ours_int8", "onnxruntime_sorted")
+    }
     del sides
     figures["bulk"] = [
         bulk_child(side, sentences[:number], folder, options.threads)
@@ -272,6 +278,43 @@ def latency(sides: dict[str, Embed], texts: list[str]) -> dict[str, list[float]]
             taken = [timed(sides[name], [text])[0] for text in texts[number::TURNS]]
             seconds[name] += taken[NUM_WAKING:]
     return {name: [1e3 * float(np.percentile(taken, part)) for part in (50, 95)] for name, taken in seconds.items()}
+
+
+def time_by_part(run: Embed, passes: list[list[str]]) -> dict[str, float]:
+    """Return the mean seconds of a pass and, of these, those in each kind of call, which timing lengthens a little."""
+    from maskloom.layers import attention
+    from maskloom.layers.processor.int8 import Int8Dense
+    from maskloom.layers.processor.matrix_products import Dense
+    from maskloom.text.tokenizer import Tokenizer
+
+    spent, timed_calls = dict.fromkeys(PARTS, 0.0), ExitStack()
+    functions = {
+        "products": [(Dense, "forward"), (Dense, "activated"), (Int8Dense, "_transform")],
+        "attention": [(attention, "attend")],
+        "norms": [(torch.nn.functional, "layer_norm")],
+        "tokens": [(Tokenizer, "token_ids_batch")],
+    }
+
+    def timing(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            before, started = sum(spent.values()), time.perf_counter()
+            result = function(*given, **named)
+            spent[part] += time.perf_counter() - started - (sum(spent.values()) - before)  # once if calls are nested
+            return result
+
+        return call
+
+    for texts in passes:  # a warm-up
+        run(texts)
+    with timed_calls:
+        for part, places in functions.items():
+            for owner, name in places:
+                timed_calls.enter_context(mock.patch.object(owner, name, timing(part, getattr(owner, name))))
+        started = time.perf_counter()
+        for texts in passes:
+            run(texts)
+        spent["all"] = time.perf_counter() - started
+    return {part: seconds / len(passes) for part, seconds in spent.items()}
 
 
 def bulk_child(side: str, texts: list[str], folder: Path, num_threads: int) -> dict[str, Any]:

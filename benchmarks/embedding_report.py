@@ -33,6 +33,8 @@ LATENCY_AIMS = (
     ("ours", "transformers", (0.8, 0.6, 0.4)),
     ("ours_int8", "onnxruntime_int8", (2.5, 1.5, 1.1)),
 )
+# What the time of one of our sides is divided into.
+PARTS = {"tokens": "texts to token ids", "products": "matrix products", "attention": "attention", "norms": "norms"}
 # With one sentence, these two do the same work; a larger factor between their times means that sides disturbed others.
 _SAME_WORK, _LARGEST_FACTOR = ("onnxruntime_given", "onnxruntime_sorted"), 1.2
 _HIDDEN, _LAYERS = 384, 6
@@ -79,10 +81,8 @@ def page(figures: dict[str, Any]) -> str:
             f"| {names} | **{statistics.median(wall):.2f}x** | {min(wall):.2f}-{max(wall):.2f} "
             f"| {statistics.median(busy):.2f}x | {reached(min(wall), aim)} |"
         )
-    return (
-        "\n".join([*lines, *_latency(figures["latency"]), *_quality(figures["quality"]), *_bulk(figures["bulk"])])
-        + "\n"
-    )
+    lines += [*_latency(figures["latency"]), *_parts(figures), *_quality(figures["quality"]), *_bulk(figures["bulk"])]
+    return "\n".join(lines) + "\n"
 
 
 def summary_rows(figures: dict[str, Any]) -> list[dict[str, str]]:
@@ -143,6 +143,39 @@ def _latency(latency: dict[str, list[float]]) -> list[str]:
             f"reached: {reached(ratio, aim, smaller=True)}, less is better)."
         )
     return lines
+
+
+def _parts(figures: dict[str, Any]) -> list[str]:
+    """Return what our time consists of; earlier figures do not have it."""
+    if "parts" not in figures:
+        return []
+    sides = [(side, *figures["parts"][side]) for side in ("ours", "ours_int8")]
+    columns = [f"{SIDES[side]}, {what}" for side, *_ in sides for what in ("one sentence, ms", "in bulk")]
+    lines = [
+        "",
+        "## Where our time goes",
+        "",
+        "Mean of a sentence, and shares of a round in bulk, from a separate pass in which these calls were timed.",
+        "",
+        f"| part | {' | '.join(columns)} |",
+        "|---" * (1 + len(columns)) + "|",
+    ]
+    for part, name in {**PARTS, "rest": "everything else", "all": "all"}.items():
+        cells = []
+        for _, single, bulk in sides:
+            one, many = (
+                each["all"] - sum(each[known] for known in PARTS) if part == "rest" else each[part]
+                for each in (single, bulk)
+            )
+            cells += [f"{1e3 * one:.2f}", f"{many / bulk['all']:.0%}"]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    products, whole = figures["parts"]["ours"][0]["products"], figures["parts"]["onnxruntime_sorted"][0]["all"]
+    return [
+        *lines,
+        "",
+        f"In the same pass, onnxruntime fp32 takes {1e3 * whole:.2f} ms for a sentence in all; our matrix products "
+        f"alone take {products / whole:.2f} of that.",
+    ]
 
 
 def _quality(quality: dict[str, dict[str, float]]) -> list[str]:
