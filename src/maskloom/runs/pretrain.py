@@ -228,10 +228,11 @@ def _check_start(recipe: PretrainRecipe, corpus: Corpus, init: Path | None, rank
 
 
 def _check_batch(recipe: PretrainRecipe, plan: PhasePlan, corpus: Corpus, init: Path | None, ranks: Ranks) -> None:
-    """Raise ConfigError if a step takes more memory than is available; the system would end the process, not the step.
+    """Raise ConfigError if a step takes more memory than is available: the system would grant it, then end the process.
 
-    A batch is read as a whole. Without micro-batches, all its activations are kept at the same time; on a CPU no
-    allocation fails. Only a batch that may be too large is measured, on its first rows.
+    A batch is read as a whole and, without micro-batches, keeps the activations of all sequences at the same time (on a
+    GPU, running out is an error, and `training.faults.memory` handles it). Only a batch that may be too large is
+    measured, on its first sequences.
     """
     settings, row, free = plan.training, PRETRAINING[recipe.objective], available_memory()
     config = start_config(recipe, corpus.tokenizer, init)
