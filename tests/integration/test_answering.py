@@ -213,7 +213,8 @@ def test_parts_of_the_windows_give_the_same_answers(trained, tmp_path, monkeypat
     [
         (b"", ["what?"], {}, "the file is empty"),
         (b" \n", ["what?"], {}, "the file is empty"),
-        (b"red \xff", ["what?"], {}, "byte 5 is not UTF-8"),
+        (b"a\nred \xff", ["what?"], {}, "line 2: byte 7 of the file is not UTF-8"),
+        (b"a\n\nred\0", ["what?"], {}, "line 3: contains a NUL character"),
         (b"red", [], {}, "no question"),
         (b"red", ["what?", " "], {}, "question 2 is empty"),
         (b"red", ["what?"], {"top_k": 0}, "top_k 0"),

@@ -39,7 +39,7 @@ def classifier(tmp_path_factory):
 def test_the_device_is_said_at_the_start_and_not_in_the_result(classifier, tmp_path, monkeypatch, arguments):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MASKLOOM_DEVICE", "cpu")
-    (tmp_path / "in.csv").write_text("text,label\n" + "alpha beta,red\ngamma,green\n" * 3)
+    (tmp_path / "in.csv").write_text("text,label\nalpha beta,red\n" + "alpha beta,blue\ngamma,blue\n" * 3)
     (tmp_path / "in.txt").write_text("alpha beta\n")
     given = [str(classifier) if word == "MODEL" else word for word in arguments]
     ended = CliRunner().invoke(app, [*given, "--json"])

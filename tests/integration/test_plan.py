@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import shutil
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from maskloom.config import PretrainRecipe, load_recipe
 from maskloom.data.corpus.opening import Corpus, split_documents
 from maskloom.data.loader import Account
+from maskloom.errors import ConfigError
 from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.runs import plan as module
+from maskloom.runs import pretrain as pretraining
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.runs.plan import CURVES, plan_lines, plan_pretraining
 from maskloom.runs.pretrain import initial_model, pretrain
@@ -181,6 +184,31 @@ def test_a_size_beyond_memory_is_left_out_and_said(corpus, monkeypatch):
     assert told in lines
     monkeypatch.setattr(module, "available_memory", lambda: None)
     assert told not in plan_lines(plan_pretraining(recipe("model.size=tiny"), corpus=corpus, seconds=0.1))
+
+
+def test_a_batch_beyond_memory_is_refused_before_anything_is_written(corpus, tmp_path, monkeypatch):
+    """Regression: reading and computing it filled the memory, until the system ended the process."""
+    free = [4 << 30]
+    monkeypatch.setattr(pretraining, "available_memory", lambda: free[0])
+
+    def start(*changes):
+        pretrain(recipe("model.size=tiny", "training.steps=1", *changes), corpus=corpus, out=tmp_path / "run")
+
+    large = (
+        r"phase-1: a batch of 1,000,000 sequences, about 2\d,\d{3},\d{3} tokens, takes about [\d,]+\.\d GiB of memory"
+    )
+    with pytest.raises(ConfigError, match=rf"{large}, but 4\.0 are available; set training\.micro_batch_size \("):
+        start("training.batch_size=1000000")
+    free[0] = 1 << 30
+    with pytest.raises(ConfigError, match=rf"{large}, but 1\.0 are available; set a smaller batch size"):
+        start("training.batch_size=1000000", "training.micro_batch_size=8")
+    free[0] = 4_000_000
+    with pytest.raises(ConfigError, match=r"a batch of 400 sequences"):
+        start("training.batch_size=400")
+    assert not (tmp_path / "run").exists()
+    start("training.batch_size=4")  # it looks too large, but is not
+    shutil.rmtree(tmp_path / "run")
+    start("training.batch_size=400", "training.micro_batch_size=8")
 
 
 def test_free_memory_is_that_of_the_device(monkeypatch):

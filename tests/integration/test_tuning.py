@@ -124,6 +124,11 @@ def test_wrong_use_changes_nothing(tmp_path):
     with pytest.raises(DataError, match="line 1: the label 'purple'"):
         tune(folder, tmp_path / "bad.jsonl")
     assert settings_of(folder) == {}
+    label = Predictor.load(folder).predict(["alpha"])[0]["label"]
+    (tmp_path / "right.jsonl").write_text(json.dumps({"text": "alpha", "label": label}) + "\n")
+    with pytest.raises(DataError, match=r"right\.jsonl: a temperature cannot be fitted to 1 example: .* all of them"):
+        tune(folder, tmp_path / "right.jsonl")
+    assert settings_of(folder) == {}
     content = json.loads((folder / "maskloom.json").read_text())
     write_json(folder / "maskloom.json", {**content, "settings": {"temperature": -1}})
     with pytest.raises(DataError, match=r"maskloom\.json: settings: temperature = -1: it must be greater"):

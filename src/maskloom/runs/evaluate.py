@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from maskloom.errors import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError, amount
 from maskloom.inference import Ensemble, Predictor, open_models, resolve_model_folder
 from maskloom.inference.ensemble import Average
 from maskloom.inference.model_folder import SETTINGS_FILE, read_settings
@@ -99,7 +99,8 @@ def tune(
     """Fit settings of a model on a labelled file, write them into its folder, and return scores before and after.
 
     `temperature` calibrates probabilities; `thresholds` (of labels, or of the null answer) raise F1. All outputs are
-    kept in memory. Raises ConfigError for a kind of task that has nothing to fit, DataError for a wrong file.
+    kept in memory. Raises ConfigError for a kind of task that has nothing to fit, DataError for a wrong file and for
+    examples that determine no setting.
     """
     path = Path(dev)
     predictor = Predictor.load(model, max_length=max_length)
@@ -114,7 +115,7 @@ def tune(
     result = tune_folder(model, encoded, predictor=predictor)
     progress.end()
     if not result["settings"]:
-        raise ConfigError(f"{path}: nothing to fit for a {predictor.required_task().kind} task; nothing was changed")
+        raise DataError(f"{path}: {result['note']}")
     account = {**source.report.as_dict(), **encoded.account(), "max_length": predictor.max_length}
     return {"model": str(model), "fitted_on": str(path), **result, "data": account}
 
@@ -122,9 +123,9 @@ def tune(
 def tune_folder(folder: str | Path, encoded: EncodedData, *, predictor: Predictor | None = None) -> dict[str, Any]:
     """Fit the settings of the model in a folder on encoded examples, write them there, and return what changed.
 
-    `before` are the scores without any temperature and with thresholds of 0.5. If the examples give nothing to fit,
-    `settings` is empty. Raises ConfigError for a kind of task that has nothing to fit, DataError for examples without
-    labels.
+    `before` are the scores without any temperature and with thresholds of 0.5. If the examples determine no setting,
+    `settings` is empty, and `note` says why. Raises ConfigError for a kind of task that has nothing to fit, DataError
+    for examples without labels.
     """
     path = resolve_model_folder(folder)
     predictor = predictor or Predictor.load(path)
@@ -146,7 +147,16 @@ def tune_folder(folder: str | Path, encoded: EncodedData, *, predictor: Predicto
         "before": _scores(untuned, encoded, outputs),
         "after": _scores(tuned, encoded, outputs),
         "num_examples": encoded.num_examples,
+        **({} if fitted else {"note": _why_unfitted(task, encoded.num_examples)}),
     }
+
+
+def _why_unfitted(task: Task, num_examples: int) -> str:
+    """Return why examples determine no setting, for the functions that fit temperatures and null thresholds."""
+    what, why = "a temperature", "the model is right on all of them, or worse than chance"
+    if task.scored_logits is None:
+        what, why = "a null threshold", "all of them have an answer, or none"
+    return f"{what} cannot be fitted to {amount(num_examples, 'example')}: {why}; nothing was changed"
 
 
 def check_tunable(task: Task) -> Any:

@@ -136,15 +136,18 @@ def check_questions(questions: Sequence[str]) -> None:
 
 
 def read_context(path: str | Path) -> str:
-    """Return a text file's content, line ends unchanged; raises DataError if it is not UTF-8, blank or too large."""
+    """Return a text file's content, line ends unchanged; raises DataError if it is no text in UTF-8, or too large."""
+    is_piped = str(path) == "-"
+    content = sys.stdin.buffer.read(_MAX_TEXT_BYTES + 1) if is_piped else read_bytes(path, limit=_MAX_TEXT_BYTES)
     try:
-        if str(path) == "-":
-            content = sys.stdin.buffer.read(_MAX_TEXT_BYTES + 1)
-        else:
-            content = read_bytes(path, limit=_MAX_TEXT_BYTES)
         text = content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: byte {error.start + 1} is not UTF-8; save the file as UTF-8") from None
+        num_before = content.count(b"\n", 0, error.start)
+        place = f"line {num_before + 1}: byte {error.start + 1} of the file"
+        raise DataError(f"{path}: {place} is not UTF-8; save it as UTF-8") from None
+    if "\0" in text:
+        line = content.count(b"\n", 0, content.index(b"\0")) + 1
+        raise DataError(f"{path}: line {line}: contains a NUL character; expected UTF-8 text (is this UTF-16?)")
     if len(content) > _MAX_TEXT_BYTES:
         raise DataError(f"{path}: larger than {_MAX_TEXT_BYTES:,} bytes, the limit for one search")
     if not text.strip():

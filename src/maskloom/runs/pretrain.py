@@ -25,6 +25,7 @@ from maskloom.inference.model_folder import resolve_model_folder, tokenizer_read
 from maskloom.models.architectures import architecture_of
 from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blocks
 from maskloom.models.model_config import ModelConfig
+from maskloom.objectives.carrying import with_carry
 from maskloom.objectives.pretraining import PRETRAINING, Pretraining, row_of, unigram_of
 from maskloom.objectives.reference import TokenFrequencies
 from maskloom.runs.display import SILENT, Progress
@@ -48,17 +49,22 @@ from maskloom.system.files import write_json
 from maskloom.system.folder_lock import alone_in_folder
 from maskloom.system.foreign_files import file_inside, read_json_object
 from maskloom.system.launch import claim, is_restarted
-from maskloom.system.resources import require_memory
+from maskloom.system.resources import available_memory, require_memory
 from maskloom.text.tokenizer import TOKEN_FILES, Tokenizer
 from maskloom.text.vocabulary import first_difference
 from maskloom.training.events import EventLog, check_log_targets, open_run_log, read_events
+from maskloom.training.faults.memory import kept_bytes
 from maskloom.training.loop import evaluate
+from maskloom.training.precision import in_precision
 from maskloom.training.ranks.ranks import Ranks, joined_ranks
 from maskloom.training.session import TrainingSession
 from maskloom.training.state import StepReport, TrainState
 
 _EVALUATION_BATCH = 64
 _BELOW_UNIGRAM = 0.1  # nats; a smaller advantage over word frequencies is no use of context
+# Bytes per token for reading a batch and, per unit of width and layer, at most for its activations; number of sequences
+# whose tokens are counted and, of these, whose activations are measured.
+_BYTES_READ, _MOST_KEPT, _NUM_COUNTED, _NUM_MEASURED = 100, 200, 64, 4
 _PARTS = (
     ("cls.predictions", "masked-LM head"),
     ("cls.seq_relationship", "next-sentence head"),
@@ -217,6 +223,41 @@ def _check_start(recipe: PretrainRecipe, corpus: Corpus, init: Path | None, rank
     # each of several processes may hold only a part of the gradients and moments, or keep them elsewhere
     what = f"a model of {num_bytes // 4:,} parameters, in training with gradients and moments,"
     require_memory(num_bytes * (4 if ranks.world_size == 1 else 1), what)
+    for plan in phase_plans(recipe):
+        _check_batch(recipe, plan, corpus, init, ranks)
+
+
+def _check_batch(recipe: PretrainRecipe, plan: PhasePlan, corpus: Corpus, init: Path | None, ranks: Ranks) -> None:
+    """Raise ConfigError if a step takes more memory than is available: the system would grant it, then end the process.
+
+    A batch is read as a whole and, without micro-batches, keeps the activations of all sequences at the same time (on a
+    GPU, running out is an error, and `training.faults.memory` handles it). Only a batch that may be too large is
+    measured, on its first sequences.
+    """
+    settings, row, free = plan.training, PRETRAINING[recipe.objective], available_memory()
+    config = start_config(recipe, corpus.tokenizer, init)
+    data, num_rows = plan.data_for(config), len(range(settings.batch_size)[ranks.rows(settings)])
+    is_whole = settings.micro_batch_size is None and ranks.device.type == "cpu"
+    most = _BYTES_READ + (_MOST_KEPT * config.hidden_size * config.num_hidden_layers if is_whole else 0)
+    if free is None or num_rows * data.max_length * most <= free:
+        return
+    first = slice(0, min(_NUM_COUNTED, num_rows))
+    loader = row.loader(corpus, None, data, batch_size=settings.batch_size, seed=recipe.seed, rows=first)
+    rows, _ = loader.next_batch({})
+    num_tokens, kept = num_rows * rows.num_tokens / rows.num_sequences, 0.0
+    if is_whole:
+        model, objective = initial_model(recipe, corpus, init)[0], row.objective(row.part, data)
+        prepare_blocks(model, recompute=settings.activation_checkpointing, compile_=False)
+        few = with_carry(rows.split(_NUM_MEASURED)[0], objective, model, None)
+        precision = "bf16" if settings.precision == "fastest" else settings.precision
+        kept = kept_bytes(model, in_precision(objective, precision, ranks.device), few) / few.num_tokens
+    if (needed := num_tokens * (_BYTES_READ + kept)) > free:
+        fits = 'training.micro_batch_size ("auto" chooses one) or ' if num_tokens * _BYTES_READ <= free else ""
+        raise ConfigError(
+            f"{plan.name}: a batch of {num_rows:,} sequences, about {num_tokens:,.0f} tokens, takes about "
+            f"{needed / 2**30:,.1f} GiB of memory, but {free / 2**30:,.1f} are available; set {fits}a smaller "
+            "batch size"
+        )
 
 
 def bytes_of_weights(config: ModelConfig, recipe: PretrainRecipe) -> int:

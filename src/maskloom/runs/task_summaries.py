@@ -126,6 +126,7 @@ def generation_line(result: dict[str, Any]) -> str:
 def _tuned_rows(tuned: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the fitted settings and how each score changed; an unchanged score is shown once."""
     rows = [("tuned on", f"{tuned['fitted_on']}; the scores below are on this file; evaluate on a different one")]
+    rows += [("note", tuned["note"])] if "note" in tuned else []
     for name, value in tuned["settings"].items():
         by_label = zip(tuned["labels"], value, strict=True) if isinstance(value, list) else None
         text = f"{value:.4f}" if by_label is None else ", ".join(f"{label} {value:.3f}" for label, value in by_label)

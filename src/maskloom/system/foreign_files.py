@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -153,10 +153,14 @@ def _pieces(file: BinaryIO, limit: int) -> Iterator[bytes]:
         yield piece
 
 
-def parse_json(content: bytes | str, place: str) -> Any:
-    """Return the value of UTF-8 JSON text; raises DataError that names the text as `place` for anything else."""
+def parse_json(content: bytes | str, place: str, *, objects: Callable[[list[tuple[str, Any]]], Any] = dict) -> Any:
+    """Return the value of UTF-8 JSON text; raises DataError that names the text as `place` for anything else.
+
+    `objects` converts the keys and values of an object; a dictionary keeps only the last value of a repeated key.
+    """
     try:
-        return json.loads(content.decode("utf-8-sig") if isinstance(content, bytes) else content)
+        text = content.decode("utf-8-sig") if isinstance(content, bytes) else content
+        return json.loads(text, object_pairs_hook=None if objects is dict else objects)
     except UnicodeDecodeError as error:
         raise DataError(f"{place}: byte {error.start + 1} is not UTF-8; JSON is UTF-8 text") from None
     except json.JSONDecodeError as error:

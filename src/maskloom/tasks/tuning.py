@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from maskloom.metrics.calibration import fit_temperature, sigmoid
+from maskloom.metrics.calibration import TEMPERATURE_RANGE, fit_temperature, sigmoid
 
 THRESHOLD = 0.5
 TUNED_SETTINGS = ("temperature", "thresholds", "null_threshold")
@@ -20,18 +20,38 @@ def fitted(fit: Callable[..., dict[str, Any]], logits_of: Callable[[Any, Any], n
 
 
 def tune_classes(logits: np.ndarray, targets: np.ndarray) -> dict[str, Any]:
-    """Return `temperature` for logits (examples, classes) and ids (examples,); it does not change decisions."""
-    return {"temperature": fit_temperature(logits, targets)}
+    """Return `temperature` for logits (examples, classes) and ids (examples,); it does not change decisions.
+
+    The result is {} if the examples do not determine it.
+    """
+    temperature = _determined_temperature(logits, targets)
+    return {} if temperature is None else {"temperature": temperature}
 
 
 def tune_labels(logits: np.ndarray, targets: np.ndarray, *, primary: str = "f1_macro") -> dict[str, Any]:
     """Return `temperature` and `thresholds` for logits and 0/1 targets, both (examples, labels).
 
-    The thresholds are those that `best_thresholds` finds for `primary` at that temperature.
+    The thresholds are those that `best_thresholds` finds for `primary` at that temperature. The result is {} if the
+    examples do not determine a temperature.
     """
-    temperature = fit_temperature(logits, targets)
+    temperature = _determined_temperature(logits, targets)
+    if temperature is None:
+        return {}
     thresholds = best_thresholds(sigmoid(np.asarray(logits) / temperature), targets, primary)
     return {"temperature": temperature, "thresholds": thresholds}
+
+
+def _determined_temperature(logits: np.ndarray, targets: np.ndarray) -> float | None:
+    """Return the fitted temperature, or None for a single example and where the likelihood has no maximum.
+
+    If the model is right on all examples, lower temperatures are always better; if it is worse than chance, higher ones
+    are, up to the edge of the range that is tried.
+    """
+    is_right = logits.argmax(axis=1) == targets if np.ndim(targets) == 1 else (logits > 0) == (np.asarray(targets) > 0)
+    if len(logits) < 2 or is_right.all():
+        return None
+    temperature, (low, high) = fit_temperature(logits, targets), TEMPERATURE_RANGE
+    return temperature if 1.001 * low < temperature < 0.999 * high else None
 
 
 def best_thresholds(scores: np.ndarray, targets: np.ndarray, primary: str) -> list[float]:

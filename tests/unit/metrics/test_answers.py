@@ -229,6 +229,11 @@ def test_files_of_predictions_that_are_wrong(tmp_path):
         ("[]", "by question id"),
         ('{"1": 2}', "id '1': expected a text"),
         ("{", "line 1, column 2"),
+        (
+            '{"1": "cat",\n "2": "\\"1\\": x",\n\n "1" : "dog"}',
+            r"\.json: line 4: an id appears twice: '1', first in line 1",
+        ),
+        ('{"\\u0031": "cat", "1": "dog"}', "an id appears twice: '1'"),
     ]:
         path.write_text(content)
         with pytest.raises(DataError, match=message):

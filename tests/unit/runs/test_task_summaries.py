@@ -101,6 +101,11 @@ def test_several_labels_have_fractions_and_unanswerable_questions_percent():
     ]
 
 
+def test_what_could_not_be_tuned_is_told():
+    tuned = {"fitted_on": "dev.csv", "settings": {}, "labels": [], "before": {}, "after": {}, "note": "too few"}
+    assert any(line.split() == ["note", "too", "few"] for line in finetuning_lines({**finetuned(), "tuned": tuned}))
+
+
 def test_files_in_lines():
     counts = {"output": "o.npy", "num_truncated_examples": 3, "max_length": 32, "data": {**ACCOUNT, "dropped": {}}}
     vectors = {"num_vectors": 1_199, "hidden_size": 384, "pooling": "mean", "normalized": True}

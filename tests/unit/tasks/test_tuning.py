@@ -1,5 +1,6 @@
 from functools import cache
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from sklearn.metrics import f1_score
 
 from maskloom.errors import ConfigError
 from maskloom.tasks.kinds import make_task
+from maskloom.tasks.span.reading import Answer, Question
 from maskloom.tasks.tuning import best_thresholds, checked_thresholds, tune_classes
 
 
@@ -173,7 +175,8 @@ def test_no_pair_of_thresholds_has_a_higher_micro_f1(rows):
 @pytest.mark.parametrize("kind", ["single", "pair"])
 def test_a_temperature_changes_probabilities_and_no_decision(kind):
     rng = np.random.default_rng(6)
-    logits, targets = (rng.normal(size=(100, 3)) * 5).astype(np.float32), rng.integers(0, 3, 100)
+    logits = (rng.normal(size=(100, 3)) * 5).astype(np.float32)
+    targets = (logits / 4 + rng.gumbel(size=logits.shape)).argmax(axis=1)  # draws of a softmax at temperature 4
     task = make_task(kind, ["a", "b", "c"])
     settings = task.tune(Encoded(targets), outputs(logits))
     assert settings == tune_classes(logits, targets)
@@ -184,6 +187,32 @@ def test_a_temperature_changes_probabilities_and_no_decision(kind):
     row = tuned.decode(None, outputs(logits))[0]
     assert list(row["probabilities"].values()) == pytest.approx(scaled / scaled.sum(), rel=1e-5)
     assert row["label"] == task.decode(None, outputs(logits))[0]["label"]
+
+
+@pytest.mark.parametrize(
+    ("logits", "targets"),
+    [
+        ([[-1.0, 2.0, 1.0]], [2]),  # a single example, of which a temperature of 3.6 would be best
+        ([[2.0, 0.0], [1.0, 0.0]], [0, 0]),  # one class, always right: the colder, the better
+        ([[40.0, 0.0], [0.0, 30.0]], [0, 1]),  # right without any measurable loss
+        ([[2.0, 0.0], [0.0, 2.0]], [1, 0]),  # always wrong: the warmer, the better
+        ([[2.0, -1.0], [-1.0, 2.0]], [[1, 0], [0, 1]]),  # labels, all right
+        ([[2.0, -1.0]], [[1, 1]]),  # a single example with labels
+    ],
+)
+def test_too_little_data_determines_no_setting(logits, targets):
+    """Regression: a temperature at the edge of the range was stored, 0.05 or 20."""
+    logits, targets = np.array(logits, dtype=np.float32), np.array(targets)
+    names = ["a", "b", "c"][: logits.shape[1]]
+    task = make_task("single" if targets.ndim == 1 else "multilabel", names)
+    assert task.tune(Encoded(targets), outputs(logits)) == {}
+
+
+@pytest.mark.parametrize("answers", [(), (Answer("a", 0),)])
+def test_questions_that_are_alike_determine_no_null_threshold(answers):
+    questions = [Question(str(number), "q", "a b", answers, number) for number in (1, 2)]
+    task = make_task("span", settings={"has_unanswerable": True})
+    assert task.tune(SimpleNamespace(questions=questions), []) == {}
 
 
 def test_a_score_has_nothing_to_tune():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -185,7 +187,12 @@ def _row(question: Any, context: Any, place: str, number: int) -> Row:
 
 
 def read_json(path: Path) -> Any:
-    """Return the value of a .json or .json.gz file; raises DataError, with line and column, for invalid JSON.
+    """Return the value of a .json or .json.gz file; raises DataError, with line and column, for invalid JSON."""
+    return parse_json(_content(path), str(path))
+
+
+def _content(path: Path) -> bytes:
+    """Return the content of a .json or .json.gz file; raises DataError if it cannot be read.
 
     A file may have up to 1 GiB, also decompressed, and may expand to 50 times its size or to 8 MiB, whichever is
     larger.
@@ -200,7 +207,7 @@ def read_json(path: Path) -> Any:
             raise DataError(f"{path}: the gzip stream is corrupt: {error}") from None
         if len(content) > limit:
             raise DataError(f"{path}: expands to more than {limit:,} bytes, the limit for a file of this size")
-    return parse_json(content, str(path))
+    return content
 
 
 def _list_of(value: Any, key: str, path: Path, place: str) -> list[Any]:
@@ -313,7 +320,7 @@ def score_files(
     """Score predictions against the answers to questions; ids without a prediction count as wrong and are listed.
 
     Predictions are a JSON object of texts by id, as `predict` writes to a .json file; `null_odds` is one of numbers.
-    Raises DataError for an invalid file.
+    Raises DataError for an invalid file, and unlike the official script, which takes the last, for a repeated id.
     """
     path = Path(predictions)
     read = partial(iterate_questions, data, ReadingOptions(), {}, needs_label=True, needs_places=False)
@@ -328,12 +335,25 @@ def score_files(
 
 
 def _by_id(path: Path, kind: Any, wanted: str) -> dict[str, Any]:
-    values = read_json(path)
+    content, repeated = _content(path), list[str]()
+
+    def by_key(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        repeated.extend(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        return dict(pairs)
+
+    values = parse_json(content, str(path), objects=by_key)
     if not isinstance(values, dict):
         raise DataError(f"{path}: expected a JSON object keyed by question id, got {type(values).__name__}")
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, kind):
             raise DataError(f"{path}: id {name!r:.80}: expected {wanted}, got {type(value).__name__}")
+    if repeated:
+        key = re.escape(json.dumps(repeated[0], ensure_ascii=False).encode("utf-8", "replace"))
+        found = re.finditer(rb"(?<!\\)%s\s*:" % key, content)
+        lines = [content.count(b"\n", 0, place.start()) + 1 for place in found]
+        if len(lines) < 2:  # the key is written with escapes
+            raise DataError(f"{path}: an id appears twice: {repeated[0]!r:.80}")
+        raise DataError(f"{path}: line {lines[1]}: an id appears twice: {repeated[0]!r:.80}, first in line {lines[0]}")
     return values
 
 

@@ -293,9 +293,9 @@ def _official_lines(question: Question, prediction: dict[str, Any]) -> list[str]
 
 
 def _tune(settings: SpanSettings, primary: str, encoded: EncodedQuestions, outputs: Outputs) -> dict[str, Any]:
-    """Return the null threshold with the best score, or {} if every question has an answer."""
+    """Return the null threshold with the best score, or {} if all questions have an answer, or none."""
     targets = _targets(encoded) or []
-    if all(targets):
+    if all(targets) or not any(targets):
         return {}
     metric = AnswerMetric(primary=primary)
     metric.update(_decide(settings, encoded, outputs), targets)
