@@ -55,12 +55,7 @@ class EncoderWithHeads(nn.Module):
     @torch.no_grad()
     def resize_vocabulary(self, vocab_size: int, *, seed: int) -> None:
         """Resize embeddings and bias, keeping the first rows; raises ConfigError if the padding token has no row."""
-        try:
-            config = type(self.config).model_validate({**self.config.model_dump(), "vocab_size": vocab_size})
-        except ValueError:
-            raise ConfigError(
-                f"vocab_size {vocab_size}: a whole number above pad_token_id {self.config.pad_token_id} is needed"
-            ) from None
+        config = self.config.with_keys({"vocab_size": vocab_size}, "")
         old = self.encoder.word_embeddings
         word = nn.Embedding(vocab_size, old.shape[1], device=old.device, dtype=old.dtype)
         prefix, rules = "encoder.embeddings.word.", self.encoder.initial_rules
