@@ -328,7 +328,8 @@ def _explain(kind: type[BaseModel], problem: Any, begin: str) -> str:
     if problem["type"] == "extra_forbidden":
         return f"unknown key {key!r:.200}; {_hint(kind, path, begin)}"
     if problem["type"] == "value_error":  # contradictory values; the message names them
-        return ".".join([*path, str(problem["ctx"]["error"])])
+        told = ".".join([*path, str(problem["ctx"]["error"])])
+        return told if told.startswith("[") else begin + told
     if problem["type"] == "missing":
         return f"{key:.200} is missing"
     if problem["type"] == "literal_error" and isinstance(value, str):
