@@ -356,7 +356,7 @@ def _hint(kind: type[BaseModel], path: list[str], begin: str) -> str:
     if not found and not near:
         return f"known keys: {', '.join(sorted(here))}"
     named = found or [".".join([*path[:-1], *near])]
-    flag = " or the flag --epochs" if "epochs" in others and found == ["training.steps"] else ""
+    flag = " or the flag --epochs" if "epochs" in others and found == ["training.steps"] and not begin else ""
     return f"did you mean {' or '.join(repr(begin + name) for name in named)}{flag}?"
 
 
