@@ -7,7 +7,6 @@ import difflib
 import json
 import math
 import re
-import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -132,14 +131,16 @@ def load_recipe(
     *,
     check: Callable[[RecipeT], object] | None = None,
     flags: Mapping[str, str] | None = None,
+    begin: str = "",
 ) -> RecipeT:
     """Read a recipe from a TOML file or a mapping of dotted keys to values, and apply `key.sub=value` overrides.
 
     Raises ConfigError for an unknown, ill-typed or contradictory key, naming the key, its value and its origin: the
-    file, the override or, for a key in `flags`, the flag. `check` may raise it for further reasons.
+    file, the override or, for a key in `flags`, the flag. `check` may raise it for further reasons. If the user gave
+    overrides that `begin` with the name of a recipe, such as "pretrain.", messages name keys in the same way.
 
     A table [sizes.NAME] holds the keys that differ at that model size. The one of the chosen size applies before the
-    overrides; all of them must be valid.
+    overrides.
     """
     values: dict[str, Any] = {}
     if isinstance(path, Mapping):
@@ -149,14 +150,13 @@ def load_recipe(
         values = read_toml(Path(path))
         _check_kind(kind, values, Path(path))
     source = str(path) if path and not isinstance(path, Mapping) else "recipe"
-    values, others = _of_chosen_size(kind, values, overrides or [], source)
+    if isinstance(values.get("sizes"), dict) and "model" in kind.model_fields:
+        _apply_size(kind, values, overrides or [], source)
     for override in overrides or []:
         _apply_override(values, override)
-    said = {key: f"--set {override!r:.200}" for key, override in by_key(overrides).items()}
+    said = {key: f"--set {begin + override!r:.200}" for key, override in by_key(overrides).items()}
     said |= flags or {}
-    recipe = validate_recipe(kind, values, source=source, said=said)
-    for name, other in others.items():
-        validate_recipe(kind, other, source=f"{source} with [sizes.{name}]")
+    recipe = validate_recipe(kind, values, source=source, said=said, begin=begin)
     if check is not None:
         try:
             check(recipe)
@@ -183,11 +183,8 @@ def _who_said(path: list[str], reason: str, source: str, said: Mapping[str, str]
 def _check_kind(kind: type[BaseModel], values: dict[str, Any], path: Path) -> None:
     """Raise ConfigError for a recipe that belongs to another command."""
     own, said = kind.model_fields.get("kind"), values.get("kind")
-    if own is None or said == own.default or said not in ("pretrain", "finetune"):
-        return
-    name = path.stem if shipped_recipes().get(path.stem) == path else path
-    what = {"pretrain": "a pre-training", "finetune": "a fine-tuning"}[said]
-    raise ConfigError(f"{path}: {what} recipe; use it with: maskloom {said} --recipe {shlex.quote(str(name))}")
+    if own is not None and said != own.default and said in ("pretrain", "finetune"):
+        raise ConfigError(f"{path}: kind = {said!r}: a recipe for maskloom {said}, not maskloom {own.default}")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -210,53 +207,49 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def validate_recipe(
-    kind: type[RecipeT], values: dict[str, Any], *, source: str, said: Mapping[str, str] | None = None
+    kind: type[RecipeT],
+    values: dict[str, Any],
+    *,
+    source: str,
+    said: Mapping[str, str] | None = None,
+    begin: str = "",
 ) -> RecipeT:
     """Validate a mapping against a recipe model; raises ConfigError with one line per invalid key.
 
-    `said` gives the origin of the values of some keys; the others come from `source`.
+    `said` gives the origin of the values of some keys; the others come from `source`. For `begin`, see `load_recipe`.
     """
     try:
         return kind.model_validate(values)
     except ValidationError as error:
         problems = _told_once(error.errors(include_url=False))
-        lines = [
-            _explain(kind, problem, _who_said(_path_of(problem), problem["msg"], source, said or {}))
-            for problem in problems[:_NUM_NAMED]
-        ]
+        lines = []
+        for problem in problems[:_NUM_NAMED]:
+            origin = _who_said(_path_of(problem), problem["msg"], source, said or {})
+            lines.append(f"{origin}: {_explain(kind, problem, begin)}")
         more = [f"{source}: and {len(problems) - _NUM_NAMED} more"] if len(problems) > _NUM_NAMED else []
         raise ConfigError("\n".join(lines + more)) from None
 
 
-def _of_chosen_size(
-    kind: type[BaseModel], values: dict[str, Any], overrides: list[str], source: str
-) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return a file's values with the table [sizes.NAME] of the chosen size applied, and those with each other one.
+def _apply_size(kind: type[BaseModel], values: dict[str, Any], overrides: list[str], source: str) -> None:
+    """Replace the tables [sizes.NAME] by the keys of the chosen size.
 
     Raises ConfigError for a table of no known size, one that is none, and where no new model is trained.
     """
-    size = next((key for key in recipe_keys(kind) if key.path == "model.size"), None)
-    by_size = values.get("sizes")
-    if size is None or not isinstance(by_size, dict):
-        return values, {}
-    del values["sizes"]
+    by_size, size = values.pop("sizes"), next(key for key in recipe_keys(kind) if key.path == "model.size")
     given = copy.deepcopy(values)
     for override in overrides:
         _apply_override(given, override)
     if "model" not in given and kind.model_fields["model"].default is None:
         raise ConfigError(f"{source}: [sizes] needs [model]: this recipe trains no new model")
-    model = given.get("model", {})
-    chosen = model.get("size", size.default) if isinstance(model, dict) else None
-    found: dict[str, dict[str, Any]] = {}
     for name, table in by_size.items():
         if name not in size.choices:
             raise ConfigError(f"{source}: [sizes]: {not_one_of(name, size.choices)}")
         if not isinstance(table, dict):
             raise ConfigError(f"{source}: sizes.{name} = {_shown(table)}: it must be a table")
-        found[name] = copy.deepcopy(values)
-        for key, value in (("model.size", name), *leaves(table)):
-            put_value(found[name], key, value, f"{source}: [sizes.{name}]")
-    return found.pop(chosen, values) if isinstance(chosen, str) else values, found
+    model = given.get("model", {})
+    chosen = model.get("size", size.default) if isinstance(model, dict) else None
+    for key, value in leaves(by_size.get(str(chosen), {})):
+        put_value(values, key, value, f"{source}: [sizes.{chosen}]")
 
 
 def leaves(table: Mapping[str, Any], prefix: str = "", *, whole: str = "") -> Iterator[tuple[str, Any]]:
@@ -328,44 +321,43 @@ def _told_once(problems: list[Any]) -> list[Any]:
     return kept
 
 
-def _explain(kind: type[BaseModel], problem: Any, source: str) -> str:
-    path = _path_of(problem)
-    key = ".".join(path) or "recipe"
+def _explain(kind: type[BaseModel], problem: Any, begin: str) -> str:
+    """Return what is wrong with a value, with its key; `begin` comes before the keys of the recipe."""
+    path, value = _path_of(problem), problem["input"]
+    key = begin + ".".join(path) if path else "recipe"
     if problem["type"] == "extra_forbidden":
-        return f"{source}: unknown key {key!r:.200}; {_hint(kind, path)}"
+        return f"unknown key {key!r:.200}; {_hint(kind, path, begin)}"
     if problem["type"] == "value_error":  # contradictory values; the message names them
-        return f"{source}: {'.'.join([*path, str(problem['ctx']['error'])])}"
+        told = ".".join([*path, str(problem["ctx"]["error"])])
+        return told if told.startswith("[") else begin + told
     if problem["type"] == "missing":
-        return f"{source}: {key:.200} is missing"
-    value = problem["input"]
+        return f"{key:.200} is missing"
     if problem["type"] == "literal_error" and isinstance(value, str):
         choices = re.findall(r"'([^']*)'", problem["ctx"]["expected"])
-        return f"{source}: {key:.200} = {not_one_of(value, choices)}"
+        return f"{key:.200} = {not_one_of(value, choices)}"
+    reason = reason_of(problem)
     if problem["type"] == "string_pattern_mismatch":
-        meaning = next((known.meaning for known in recipe_keys(kind) if known.path == key), "")
-        return f"{source}: {key:.200} = {_shown(value)}: not a valid value of this key: {meaning}"
-    return f"{source}: {key:.200} = {_shown(value)}: {reason_of(problem)}"
+        meaning = next((known.meaning for known in recipe_keys(kind) if begin + known.path == key), "")
+        reason = f"not a valid value of this key: {meaning}"
+    return f"{key:.200} = {_shown(value)}: {reason}"
 
 
-def _hint(kind: type[BaseModel], path: list[str]) -> str:
+def _hint(kind: type[BaseModel], path: list[str], begin: str) -> str:
     """Suggest a key: a synonym or similar name in another section, a close match in this one, or all keys here."""
-    for name in (path[-1], *OTHER_NAMES.get(path[-1].lower().replace("-", "_"), ())):
-        if found := keys_named(kind, name):
-            asks_epochs = name == "steps" and "epochs" in OTHER_NAMES.get(path[-1].lower(), ())
-            flag = " or the flag --epochs" if asks_epochs else ""
-            return f"did you mean {' or '.join(map(repr, found))}{flag}?"
-    all_names, section = {known.path.rpartition(".")[2] for known in recipe_keys(kind)}, kind
+    others = OTHER_NAMES.get(path[-1].lower().replace("-", "_"), ())
+    section = kind
     for part in path[:-1]:
         if not part.isdigit():
             section = _section_of(section.model_fields[part].annotation) or section
-    here = list(section.model_fields)
+    here, all_names = list(section.model_fields), {key.path.rpartition(".")[2] for key in recipe_keys(kind)}
     near = difflib.get_close_matches(path[-1], here, n=1, cutoff=0.5)
-    like = difflib.get_close_matches(path[-1], all_names, n=1, cutoff=0.85)
-    if like and like[0] not in here:
-        return f"did you mean {' or '.join(map(repr, keys_named(kind, like[0])))}?"
-    if near:
-        return f"did you mean {'.'.join([*path[:-1], *near])!r}?"
-    return f"known keys: {', '.join(sorted(here))}"
+    like = {*difflib.get_close_matches(path[-1], all_names, n=1, cutoff=0.85)} - {*here}
+    found = next(filter(None, (keys_named(kind, name) for name in (path[-1], *others, *like))), [])
+    if not found and not near:
+        return f"known keys: {', '.join(sorted(here))}"
+    named = found or [".".join([*path[:-1], *near])]
+    flag = " or the flag --epochs" if "epochs" in others and found == ["training.steps"] and not begin else ""
+    return f"did you mean {' or '.join(repr(begin + name) for name in named)}{flag}?"
 
 
 def reason_of(problem: Any) -> str:

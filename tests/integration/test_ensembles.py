@@ -280,7 +280,7 @@ def test_by_command(run, tmp_path, monkeypatch, capsys):
     assert scores_of(json.loads(said.out)) == scores_of(evaluate(models, dev, average="logits"))
     one = ("--model", models[0], "--data", dev, "--average", "logits")
     code, said = run_command(monkeypatch, capsys, "evaluate", *one)
-    assert (code, "average = 'logits'" in said.err) == (3, True)
+    assert (code, "--average: " in said.err) == (2, True)
     code, _ = run_command(monkeypatch, capsys, "predict", *named, "--input", dev, "--output", tmp_path / "out.jsonl")
     assert code == 0
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]

@@ -171,9 +171,12 @@ def test_a_file_is_continued_in_its_order_whatever_the_batches(run, tmp_path):
         (["--prompt", "the", "--temperature", "-1"], "temperature -1.0: expected a number from 0 to 1e+06"),
         (["--prompt", "the", "--beam", "2", "--top-k", "3"], "beam = 2 with top_k: beam search does not sample"),
         (["--prompt", "the", "--beam", "2", "--seed", "3"], "beam = 2 with seed: beam search does not sample"),
+        (["--prompt", "the", "--beam", "2", "--seed", "0"], "beam = 2 with seed: beam search does not sample"),
+        (["--prompt", "the", "--temperature", "0", "--seed", "0"], "temperature = 0 with seed: the most likely"),
         (["--prompt", "the", "--temperature", "0", "--top-p", "0.5"], "temperature = 0 with top_p: the most likely"),
         (["--prompt", "the", "--output", "x.jsonl"], "--input FILE and --output FILE go together"),
-        (["--prompt", "the", "--text-column", "y"], "--text-column and --on-bad-rows are for --input FILE"),
+        (["--prompt", "the", "--text-column", "y"], "--text-column: it is for --input FILE, not for --prompt TEXT"),
+        (["--prompt", "the", "--on-bad-rows", "error"], "--on-bad-rows: it is for --input FILE, not for --prompt TEXT"),
         ([], "pass either --prompt TEXT or --input FILE"),
     ],
 )

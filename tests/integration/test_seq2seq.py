@@ -135,7 +135,7 @@ def test_a_target_that_must_be_longer_than_it_may_be_is_refused(model, data, tmp
     out, _ = model
     most = ("--min-tokens", 70, "--max-tokens", 90)
     said = run("generate", "--model", out, "--prompt", "one two three", *most, code=3)
-    assert "prompt 0: min_tokens 70: a target has at most 55 tokens, 50 more than the source's 5" in said
+    assert "source 1: min_tokens 70: a target has at most 55 tokens, 50 more than the source's 5" in said
     said = run("generate", "--model", out, "--input", data / "dev.src", "--output", tmp_path / "o.jsonl", *most, code=3)
     assert "dev.src, line 1: min_tokens 70: a target has at most" in said
     exact = run(
@@ -237,7 +237,7 @@ def test_wrong_input_is_refused_before_any_training(model, data, tmp_path, run):
     assert "seq2seq.beam = 0: it must be greater than or equal to 1" in beam
     assert "has only sources" in run("finetune", *files, "--vocab", data / "v", code=3)
     bert = ("--vocab", data / "v", "--set", "model.architecture=bert", "--size", "tiny")
-    assert "a Bert has no decoder; a Transformer has" in run("finetune", *files, *suffix, *bert, code=3)
+    assert "Bert: an architecture without a decoder" in run("finetune", *files, *suffix, *bert, code=3)
     averaged = run("predict", "--model", out, "--model", out, "--input", data / "dev.src", "--output", "x.csv", code=3)
     assert "a seq2seq model; the outputs of such models cannot be averaged" in averaged
     deep = ("--vocab", data / "v", "--size", "tiny", "--set", "model.config.max_position_embeddings=12")
@@ -247,7 +247,7 @@ def test_wrong_input_is_refused_before_any_training(model, data, tmp_path, run):
         named = run("finetune", *files, "--vocab", data / "v", "--set", f"seq2seq.target_suffix={wrong}", code=3)
         assert "seq2seq.target_suffix" in named
     onnx = run("export", out, "--onnx", "--out", tmp_path / "onnx", code=3)
-    assert "a transformer cannot be exported to ONNX" in onnx
+    assert "the architecture transformer cannot be exported to ONNX" in onnx
     assert not (tmp_path / "onnx").exists()
     kept = run("finetune", *files, *suffix, "--vocab", data / "v", "--restarts", 2, "--keep-restarts", code=3)
     assert "keep_restarts = true: models of task = 'seq2seq' cannot form an ensemble" in kept

@@ -105,7 +105,7 @@ def load_model(
     config = published_config(content, str(_config_path(folder)))
     form = _form_with(heads or (), config, folder)
     for name in (added or {}).keys() - type(config).model_fields.keys():
-        raise ConfigError(f"{name}: {folder} is a {form.name}, which has no such part")
+        raise ConfigError(f"{name}: {folder} has the layout of {form.name}, which has no such part")
     config = config.with_keys(added or {}, f"{folder}: ")
     stored = open_weights(folder) if stored is None else stored
     contents = _Contents(stored, config, _config_path(folder))
@@ -158,7 +158,7 @@ def save_model(model: EncoderWithHeads, folder: str | Path, *, extra_config: dic
 def _form_with(heads: Sequence[str], config: ModelConfig, folder: Path) -> PublishedFormat:
     form = format_of(config)
     if absent := [head for head in heads if head in HEADS and head not in form.heads]:
-        raise ConfigError(f"{folder} is a {form.name}, which cannot have the head {', '.join(absent)}")
+        raise ConfigError(f"{folder} has the layout of {form.name}, which cannot have the head {', '.join(absent)}")
     return form
 
 
@@ -205,7 +205,7 @@ class _Contents:
             # Some writers store only the second name of the decoder's bias.
             if copy in self.copies and original not in self.tensors:
                 self.tensors[original] = self.copies.pop(copy)
-        known, what = {row.huggingface for row in rows}, f"a {form.name} of {amount(config.num_hidden_layers, 'layer')}"
+        known, what = {row.huggingface for row in rows}, f"{form.name} with {amount(config.num_hidden_layers, 'layer')}"
         unknown = (tensor for name, tensor in self.tensors.items() if name not in known)
         self.unknown = [f"{tensor.name}: no place for it in {what}" for tensor in unknown]
 

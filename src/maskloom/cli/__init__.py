@@ -12,10 +12,9 @@ import typer
 
 from maskloom import __version__
 from maskloom.cli import experiments, folders, training, use
-from maskloom.cli.options import PointingGroup
+from maskloom.cli.options import PointingGroup, WordsGroup
 from maskloom.cli.preparing import corpus_app, recipes_app, vocab_app
 from maskloom.cli.training import glue_app
-from maskloom.cli.words import words_app
 from maskloom.errors import ConfigError, DataError, RunFailedError, UsageError
 from maskloom.runs.display import printable
 from maskloom.system.files import DISK_ERRORS
@@ -30,6 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+words_app = typer.Typer(cls=WordsGroup, help="Train word vectors (word2vec) and query them.", no_args_is_help=True)
 PREPARE, TRAIN, USE, INSPECT = "Prepare", "Train", "Use", "Inspect"  # help panels, in this order
 for name, group, panel in (
     ("vocab", vocab_app, PREPARE),
@@ -149,12 +149,9 @@ def _expected_failure(error: Exception) -> int | None:
         return EXIT_DISK if error.errno in DISK_ERRORS else EXIT_FAILED
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # an OSError since Python 3.13
         return EXIT_FAILED
-    return EXIT_FAILED if isinstance(error, RunFailedError) or _ran_out_of_memory(error) else None
+    is_explained = isinstance(error, RunFailedError | MemoryError)
+    if "torch" in sys.modules and not is_explained:
+        from maskloom.training.faults.memory import is_out_of_memory  # it imports torch
 
-
-def _ran_out_of_memory(error: Exception) -> bool:
-    if "torch" not in sys.modules:
-        return isinstance(error, MemoryError)
-    from maskloom.training.faults.memory import is_out_of_memory  # it imports torch
-
-    return is_out_of_memory(error)
+        is_explained = is_out_of_memory(error)
+    return EXIT_FAILED if is_explained else None

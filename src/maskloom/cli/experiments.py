@@ -10,28 +10,23 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from maskloom.cli.options import AsJson, Device, Out, Overrides, Recipe, epochs_of, show, trains
+from maskloom.cli.options import AsJson, Device, Out, Overrides, Recipe, epochs_of, refuse, show, trains
 from maskloom.errors import UsageError
+from maskloom.rows import later
 from maskloom.runs.display import terminal_progress
 from maskloom.system.resources import usable_cores
 
-ExperimentName = Literal[
-    "table5",
-    "table6",
-    "table7",
-    "table8",
-    "figure1",
-    "figure4",
-    "transformer-table1",
-    "transformer-table3",
-    "budget",
-    "rnn-gradients",
-    "rnn-attention",
-]
+_AT_ONCE: dict[str, Callable[..., dict[str, Any]]] = {
+    "figure1": later("maskloom.reproduce.who_sees_whom", "figure_1"),
+    "transformer-table1": later("maskloom.reproduce.layer_costs", "transformer_table_1"),
+    "rnn-gradients": later("maskloom.reproduce.recurrent", "rnn_gradients"),
+    "rnn-attention": later("maskloom.reproduce.recurrent", "rnn_attention"),
+}
+MADE_AT_ONCE = tuple(_AT_ONCE)
+"""Experiments that need neither text nor tasks, and write nothing before their final page."""
+_Trained = Literal["table5", "table6", "table7", "table8", "figure4", "transformer-table3", "budget"]
+ExperimentName = Literal[_Trained, "figure1", "transformer-table1", "rnn-gradients", "rnn-attention"]
 
-MADE_AT_ONCE = ("figure1", "transformer-table1", "rnn-gradients", "rnn-attention")
-"""Experiments that write nothing before their final page."""
-_SEEDS, _MINUTES = 3, 60.0
 _training_option: Any = partial(
     typer.Option, rich_help_panel="Not for figure1, transformer-table1, rnn-gradients and rnn-attention"
 )
@@ -48,7 +43,7 @@ def reproduce(
     ] = "tiny",
     seeds: Annotated[
         int, _training_option(min=1, max=100, help="Repetitions of every run, each with its own seed.")
-    ] = _SEEDS,
+    ] = 3,
     corpus: Annotated[
         Path | None, _training_option(help="A corpus folder; by default, built from the documentation on this machine.")
     ] = None,
@@ -59,9 +54,7 @@ def reproduce(
         list[str] | None,
         _training_option("--set", help="Override a recipe key: pretrain.training.steps=100, finetune.KEY=VALUE."),
     ] = None,
-    minutes: Annotated[
-        float | None, _budget_option(min=0.01, help="Minutes of pre-training per recipe; 60 by default.")
-    ] = None,
+    minutes: Annotated[float, _budget_option(min=0.01, help="Minutes of pre-training per recipe.")] = 60.0,
     beside: Annotated[
         list[str] | None, _budget_option(help="NAME=FOLDER: compare this model, with the same vocabulary. Repeatable.")
     ] = None,
@@ -77,50 +70,31 @@ def reproduce(
     `budget` compares recipes after equal training time: ours, the paper's at size mini, and other programs'.
     `rnn-gradients` and `rnn-attention` show what recurrent networks forget.
     """
-    if experiment != "budget" and (minutes is not None or beside):
-        raise UsageError(f"{experiment}: --minutes and --beside are for budget")
-    if experiment == "budget" and scale != "tiny":
-        raise UsageError("budget: --minutes sets its scale; leave out --scale")
-    if experiment in MADE_AT_ONCE:
-        is_told = bool(corpus or tasks or overrides or jobs or scale != "tiny" or seeds != _SEEDS)
-        show(_made_at_once(experiment, out, device, is_told), as_json, lines=lambda result: result["lines"])
+    if experiment == "budget":
+        refuse("for budget, --minutes sets the scale; leave it out", "scale")
+    else:
+        refuse(f"it is for budget, not for {experiment}", "minutes", "beside")
+    if experiment in _AT_ONCE:
+        why = f"{experiment} makes its own inputs, at one scale; leave it out"
+        refuse(why, "scale", "seeds", "corpus", "tasks", "overrides", "jobs")
+        if device not in (None, "auto", "cpu"):
+            raise UsageError(f"--device {device}: {experiment} is measured on the CPU")
+        result = _AT_ONCE[experiment](out, terminal_progress())
+        show(result, as_json, lines=lambda result: result["lines"])
         return
     from maskloom.reproduce import running
     from maskloom.reproduce.experiments import Budget
     from maskloom.reproduce.results import summary_lines
     from maskloom.system.devices import chosen_device
 
-    chosen = Budget(minutes or _MINUTES, _beside(beside or [])) if experiment == "budget" else scale
+    chosen = Budget(minutes, _beside(beside or [])) if experiment == "budget" else scale
     on_cpu = chosen_device().type == "cpu"  # a missing device is an error now, not after building the corpus
-    jobs = jobs or (usable_cores() if scale == "tiny" and on_cpu else 1)
+    repeats = running.Repeats(seeds, jobs or (usable_cores() if scale == "tiny" and on_cpu else 1))
     where = {"corpus": corpus, "tasks": tasks, "overrides": _by_recipe(overrides or [])}
     result = running.reproduce(
-        experiment, out=out, scale=chosen, repeats=running.Repeats(seeds, jobs), **where, progress=terminal_progress()
+        experiment, out=out, scale=chosen, repeats=repeats, **where, progress=terminal_progress()
     )
     show(result, as_json, lines=summary_lines)
-
-
-def _made_at_once(experiment: str, out: Path, device: str | None, is_told: bool) -> dict[str, Any]:
-    """Measure and write the page of an experiment without a corpus; raises UsageError for an option it does not take.
-
-    `is_told` says whether an option for training was given.
-    """
-    if is_told:
-        what = "draws its own texts" if experiment.startswith("rnn-") else "measures random weights"
-        raise UsageError(f"{experiment} {what}: leave out --corpus, --tasks, --set, --jobs, --scale and --seeds")
-    if device not in (None, "auto", "cpu"):
-        raise UsageError(f"--device {device}: {experiment} is measured on the CPU")
-    from maskloom.reproduce.layer_costs import transformer_table_1
-    from maskloom.reproduce.recurrent import rnn_attention, rnn_gradients
-    from maskloom.reproduce.who_sees_whom import figure_1
-
-    pages: dict[str, Callable[[Path], dict[str, Any]]] = {
-        "figure1": figure_1,
-        "transformer-table1": transformer_table_1,
-        "rnn-gradients": partial(rnn_gradients, progress=terminal_progress()),
-        "rnn-attention": partial(rnn_attention, progress=terminal_progress()),
-    }
-    return pages[experiment](out)
 
 
 def _by_recipe(overrides: list[str]) -> dict[str, list[str]]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from maskloom.cli.options import AsJson, Device, Out, Resume, below_no_file, show
+from maskloom.cli.options import AsJson, Device, Out, Resume, below_no_file, refuse, show
 from maskloom.rows import PoolingMode
 from maskloom.runs.display import screen_of, terminal_progress
 
@@ -57,8 +57,8 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Create a model folder from a checkpoint, even if the run is still running or ended early."""
-    if normalize and for_vectors is None:
-        raise typer.BadParameter("needs --for-vectors", param_hint="--normalize")
+    if for_vectors is None:
+        refuse("it needs --for-vectors", "normalize")
     if onnx:
         from maskloom.runs.first_look import check_onnx
 

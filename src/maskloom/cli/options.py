@@ -24,6 +24,7 @@ from maskloom.system.foreign_files import check_model_name, restart_models
 from maskloom.system.launch import DEVICE_NAMES, is_first_process
 
 _CLICK = "typer._click" if find_spec("typer._click") else "click"  # newer releases of typer bundle it
+_CONTEXT: Callable[[], Any] = import_module(f"{_CLICK}.globals").get_current_context
 
 # typer names an option after its parameter. Switches are named explicitly so that they get no --no- form.
 Texts = Annotated[
@@ -32,8 +33,8 @@ Texts = Annotated[
 
 
 def below_no_file(out: Path | None) -> Path | None:
-    """Reject a folder to write that would lie below a file."""
-    for place in out.parents if out else ():
+    """Reject a folder to write that is a file, or would lie below one."""
+    for place in (out, *out.parents) if out else ():
         if os.path.exists(place) and not os.path.isdir(place):
             raise ConfigError(f"{out}: {place} is a file, not a folder")
     return out
@@ -41,10 +42,6 @@ def below_no_file(out: Path | None) -> Path | None:
 
 Out = Annotated[Path, typer.Option(help="Folder to write.", callback=below_no_file)]
 Model = Annotated[Path, typer.Option(help="A model folder in Hugging Face layout, or a run folder.")]
-Models = Annotated[list[Path] | None, typer.Option(help="A model or run folder. Repeatable, for an ensemble.")]
-EnsembleOf = Annotated[
-    Path | None, typer.Option(help="A run made with --keep-restarts, whose restarts form the ensemble.")
-]
 Averaged = Annotated[Literal["probabilities", "logits"], typer.Option(help="What an ensemble averages.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 
@@ -85,22 +82,24 @@ Device = Annotated[
 MaxLength = Annotated[
     int | None, typer.Option(min=3, help="Maximum tokens; longer sequences are truncated and counted.")
 ]
+
+
+def optional(kind: Any, meaning: str, *flags: str, **more: Any) -> Any:
+    """Return the annotation of an option, for `with_options`, that is None unless given."""
+    return Annotated[kind | None, typer.Option(*flags, help=meaning, **more)]
+
+
 _READING: dict[str, Any] = {
-    "text_column": Annotated[str | None, typer.Option(help="Column of the text, by name or by number from 1.")],
-    "pair_column": Annotated[str | None, typer.Option(help="Column of the second text.")],
-    "label_column": Annotated[str | None, typer.Option(help="Column of the label or score.")],
-    "format": Annotated[
-        str | None,
-        typer.Option(
-            help="A data set's files as distributed: cola, sst-2 … (GLUE), goemotions, conll2003, swag, hellaswag, "
-            "codah, cosmosqa, arc, commonsenseqa, copa, race."
-        ),
-    ],
-    "labels": Annotated[Path | None, typer.Option(help="A file with one label name per line.")],
-    "target_suffix": Annotated[
-        str | None,
-        typer.Option(help="For a seq2seq task: suffix of the target file next to a source file, such as en."),
-    ],
+    "text_column": optional(str, "Column of the text, by name or by number from 1."),
+    "pair_column": optional(str, "Column of the second text."),
+    "label_column": optional(str, "Column of the label or score."),
+    "format": optional(
+        str,
+        "A data set's files as distributed: cola, sst-2 … (GLUE), goemotions, conll2003, swag, hellaswag, codah, "
+        "cosmosqa, arc, commonsenseqa, copa, race.",
+    ),
+    "labels": optional(Path, "A file with one label name per line."),
+    "target_suffix": optional(str, "For a seq2seq task: suffix of the target file next to a source file, such as en."),
     "on_bad_rows": Annotated[
         Literal["error", "skip"], typer.Option(help="Stop at an invalid row, or skip and count such rows.")
     ],
@@ -136,9 +135,18 @@ def with_options(
 
 
 def only_given(**values: Any) -> dict[str, Any]:
-    """Return the running command's options that were given, by name, without those left at their defaults."""
-    context = import_module(f"{_CLICK}.globals").get_current_context()
-    return {name: value for name, value in values.items() if context.get_parameter_source(name).name != "DEFAULT"}
+    """Return the running command's options that were given, even with their default values, by name."""
+    source = _CONTEXT().get_parameter_source
+    return {name: value for name, value in values.items() if source(name).name == "COMMANDLINE"}
+
+
+def refuse(reason: str, *names: str) -> None:
+    """Raise UsageError, with the reason, if one of the named options was given to the running command."""
+    context = _CONTEXT()
+    for option in context.command.params:
+        if option.name in names and context.get_parameter_source(option.name).name == "COMMANDLINE":
+            is_off = context.params[option.name] is False and option.secondary_opts
+            raise UsageError(f"{(option.secondary_opts if is_off else option.opts)[0]}: {reason}")
 
 
 def reads(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -153,32 +161,21 @@ def reads(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 _GENERATION: dict[str, Any] = {
-    "max_tokens": Annotated[
-        int | None,
-        typer.Option(
-            help="Maximum new tokens; by default 64, or as fine-tuned. A target has at most 50 more than its source."
-        ),
-    ],
-    "temperature": Annotated[
-        float | None, typer.Option(help="Sampling temperature; below 1 favours likely tokens, 0 takes the most likely.")
-    ],
-    "top_k": Annotated[int | None, typer.Option(help="Sample from this many of the most likely tokens.")],
-    "top_p": Annotated[
-        float | None, typer.Option(help="Sample from the smallest set of tokens with this total probability.")
-    ],
-    "beam": Annotated[int | None, typer.Option(help="Beam search with this many candidates instead of sampling.")],
-    "length_penalty": Annotated[
-        float | None, typer.Option(help="Beam search: divide scores by ((5 + length) / 6) to this power.")
-    ],
-    "num_best": Annotated[int | None, typer.Option(help="Beam search: number of texts to show, best first.")],
-    "min_tokens": Annotated[int | None, typer.Option(help="Minimum tokens per text.")],
-    "no_repeat_ngram": Annotated[int | None, typer.Option(help="Never repeat an n-gram of this length; 0 allows all.")],
-    "seed": Annotated[int | None, typer.Option(help="Random seed for sampling.")],
+    "max_tokens": optional(
+        int, "Maximum new tokens; by default 64, or as fine-tuned. A target has at most 50 more than its source."
+    ),
+    "temperature": optional(float, "Sampling temperature; below 1 favours likely tokens, 0 takes the most likely."),
+    "top_k": optional(int, "Sample from this many of the most likely tokens."),
+    "top_p": optional(float, "Sample from the smallest set of tokens with this total probability."),
+    "beam": optional(int, "Beam search with this many candidates instead of sampling."),
+    "length_penalty": optional(float, "Beam search: divide scores by ((5 + length) / 6) to this power."),
+    "num_best": optional(int, "Beam search: number of texts to show, best first."),
+    "min_tokens": optional(int, "Minimum tokens per text."),
+    "no_repeat_ngram": optional(int, "Never repeat an n-gram of this length; 0 allows all."),
+    "seed": optional(int, "Random seed for sampling."),
 }
-draws = with_options(
-    "given", _GENERATION, lambda **given: {name: value for name, value in given.items() if value is not None}
-)
-"""Adds generation options to a command, which receives the ones that were set as a dictionary in `given`."""
+draws = with_options("given", _GENERATION, only_given)
+"""Adds generation options to a command, which receives the given ones as a dictionary in `given`."""
 
 
 def _chosen_models(model: list[Path] | None, ensemble: Path | None) -> list[Path]:
@@ -190,10 +187,16 @@ def _chosen_models(model: list[Path] | None, ensemble: Path | None) -> list[Path
         chosen += restart_models(ensemble)
     if not chosen:
         raise UsageError("no model: pass --model (several times for an ensemble) or --ensemble")
+    if len(chosen) == 1:
+        refuse(f"{chosen[0]} is one model; give several, or leave it out", "average")
     return chosen
 
 
-takes_models = with_options("models", {"model": Models, "ensemble": EnsembleOf}, _chosen_models)
+_MODELS: dict[str, Any] = {
+    "model": optional(list[Path], "A model or run folder. Repeatable, for an ensemble."),
+    "ensemble": optional(Path, "A run made with --keep-restarts, whose restarts form the ensemble."),
+}
+takes_models = with_options("models", _MODELS, _chosen_models)
 """Adds --model and --ensemble to a command, which receives one or more model folders in its parameter `models`."""
 
 
@@ -219,27 +222,20 @@ def chosen_recipe(
 _COMMANDS = {"glue": "glue run", "words": "words train"}  # of the kinds of runs, where they have another name
 
 
-def continues(out: Path, resume: bool, kind: str) -> bool:
-    """Return whether there is a run to resume, whose folder records how to read its files; rejects another kind's."""
+def continued(out: Path, resume: bool, kind: str) -> dict[str, Path] | None:
+    """Return the inputs that a run to resume has recorded, or None for a new run; rejects a run of another kind."""
     if not resume or not (out / "recipe.toml").exists():
-        return False
+        return None
     from maskloom.runs.run_folder import described, kind_of_run
 
-    if (found := kind_of_run(described(out))) != kind:
+    if (found := kind_of_run(description := described(out))) != kind:
         raise UsageError(f"{out}: this run is continued by maskloom {_COMMANDS.get(found, found)} --resume")
-    return True
-
-
-def check_verify(verify: bool, resume: bool) -> None:
-    """Reject --verify without --resume."""
-    if verify and not resume:
-        raise UsageError("--verify repeats training steps of an earlier run; it needs --resume")
+    return {name: Path(path) for name, path in description["paths"].items()}
 
 
 def show(
     result: Any,
     as_json: bool,
-    out: Path | None = None,
     *,
     lines: Callable[[Any], list[str]] = lines_of,
     beside: Path | None = None,
@@ -259,8 +255,6 @@ def show(
     say(*lines(result), err=to_stderr)
     if account is not None:
         say(account(result), err=True)
-    if out is not None:
-        say(f"written to {out}")
 
 
 def say(*lines: str, err: bool = False) -> None:
@@ -290,16 +284,6 @@ def complete_key(context: typer.Context, incomplete: str) -> list[str]:
     return [f"{key}={choice}" for choice in choices if str(choice).startswith(value)]
 
 
-Size = Annotated[SizeName | None, typer.Option(help="Published size of the model; by default, the recipe's.")]
-Task = Annotated[
-    str | None,
-    typer.Option(
-        help="Kind of task: single, pair, regression, multilabel, document, span, tagging, choice or seq2seq. By "
-        "default that of the recipe or --format, otherwise single.",
-        callback=_known_task,
-        autocompletion=lambda: names_of("task"),
-    ),
-]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
@@ -315,25 +299,24 @@ Grid = Annotated[
     ),
 ]
 _FLAGS: dict[str, Any] = {
-    "size": Size,
-    "task": Task,
-    "epochs": Annotated[float | None, typer.Option(help="Passes over the training data.")],
-    "steps": Annotated[
-        int | None,
-        typer.Option(min=1, help="Optimiser steps; with --resume, a different number extends or shortens the run."),
-    ],
-    "minutes": Annotated[
-        float | None, typer.Option(help="Minutes to train, instead of steps or epochs; the schedule follows the clock.")
-    ],
-    "batch_size": Annotated[int | None, typer.Option(min=1, help="Sequences or examples per step.")],
-    "learning_rate": Annotated[float | None, typer.Option(help="Peak learning rate.")],
-    "max_length": Annotated[int | None, typer.Option(min=3, help="Maximum sequence length in tokens.")],
-    "seed": Annotated[int | None, typer.Option(min=0, help="Random seed.")],
+    "size": optional(SizeName, "Published size of the model; by default, the recipe's."),
+    "task": optional(
+        str,
+        "Kind of task: single, pair, regression, multilabel, document, span, tagging, choice or seq2seq. By default "
+        "that of the recipe or --format, otherwise single.",
+        callback=_known_task,
+        autocompletion=lambda: names_of("task"),
+    ),
+    "epochs": optional(float, "Passes over the training data."),
+    "steps": optional(int, "Optimiser steps; with --resume, a different number extends or shortens the run.", min=1),
+    "minutes": optional(float, "Minutes to train, instead of steps or epochs; the schedule follows the clock."),
+    "batch_size": optional(int, "Sequences or examples per step.", min=1),
+    "learning_rate": optional(float, "Peak learning rate."),
+    "max_length": optional(int, "Maximum sequence length in tokens.", min=3),
+    "seed": optional(int, "Random seed.", min=0),
     "device": Device,
-    "keep_restarts": Annotated[
-        bool | None, typer.Option("--keep-restarts", help="Keep the best model of every seed, for an ensemble.")
-    ],
-    "restarts": Annotated[int | None, typer.Option(min=1, help="Number of seeds; in a search, per trial.")],
+    "keep_restarts": optional(bool, "Keep the best model of every seed, for an ensemble.", "--keep-restarts"),
+    "restarts": optional(int, "Number of seeds; in a search, per trial.", min=1),
 }
 
 
@@ -370,17 +353,16 @@ def space_beside(grid: list[str] | None, flags: dict[str, Any], changes: list[st
 
 
 _EXCEPTIONS: Any = import_module(f"{_CLICK}.exceptions")
-# Other programs' names for flags that are not recipe keys; for recipe keys see recipe_files.
-_OTHER_FLAGS = {
-    **dict.fromkeys(("output", "output_dir", "output_folder", "save_dir"), "out"),
-    **dict.fromkeys(("model_name_or_path", "model_path", "checkpoint", "pretrained"), "model"),
-    **dict.fromkeys(("train_file", "train_data", "training_data"), "train"),
-    **dict.fromkeys(("validation_file", "eval_file", "dev_file", "valid", "validation", "eval"), "dev"),
-    **dict.fromkeys(("test", "test_file", "data_dir", "dataset", "input"), "data"),
-    **dict.fromkeys(("data", "input_file"), "input"),
-    **dict.fromkeys(("config", "recipe_file"), "recipe"),
-    **dict.fromkeys(("continue", "resume_from_checkpoint"), "resume"),
-    **dict.fromkeys(("num_workers", "processes", "jobs"), "workers"),
+# Other programs' names for flags that are not recipe keys, and the flags meant; for recipe keys see recipe_files.
+_OTHER_FLAGS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("output", "output_dir", "output_folder", "save_dir"), ("out",)),
+    **dict.fromkeys(("model_name_or_path", "model_path", "checkpoint", "pretrained"), ("model",)),
+    **dict.fromkeys(("train_file", "train_data", "training_data"), ("train",)),
+    **dict.fromkeys(("validation_file", "eval_file", "dev_file", "valid", "validation", "eval"), ("dev",)),
+    **dict.fromkeys(("test", "test_file", "data_dir", "dataset", "data", "input", "input_file"), ("data", "input")),
+    **dict.fromkeys(("config", "recipe_file"), ("recipe",)),
+    **dict.fromkeys(("continue", "resume_from_checkpoint"), ("resume",)),
+    **dict.fromkeys(("num_workers", "processes", "jobs"), ("workers",)),
 }
 
 
@@ -409,28 +391,35 @@ class PointingGroup(TyperGroup):
             raise
 
 
+class WordsGroup(TyperGroup):
+    """The commands for word vectors, whose module is imported when they are needed."""
+
+    @property
+    def commands(self) -> Any:
+        """The commands by name."""
+        return typer.main.get_command(import_module("maskloom.cli.words").words_app).commands  # pyright: ignore
+
+    @commands.setter
+    def commands(self, _: Any) -> None: ...
+
+
 def _meant(error: Any) -> list[str]:
+    """Return the flags, or settings of recipe keys, that an unknown flag stands for in other programs or in recipes."""
     from maskloom.config import FinetuneRecipe, PretrainRecipe
     from maskloom.recipe_files import OTHER_NAMES, keys_named
 
-    name = error.option_name.lstrip("-").replace("-", "_").lower()
-    command = error.ctx.command
+    name, command = error.option_name.lstrip("-").replace("-", "_").lower(), error.ctx.command
     if name == "vocab_size":  # the --size of other commands is that of a model or of vectors
         return ["--size" if error.ctx.command_path.endswith(" vocab train") else "maskloom vocab train --size"]
-    flags = {flag for parameter in command.params if not getattr(parameter, "hidden", False) for flag in parameter.opts}
-    names = [name, *OTHER_NAMES.get(name, ())]
-    if name in _OTHER_FLAGS:
-        names += [_OTHER_FLAGS[name], *filter(None, [_OTHER_FLAGS.get(_OTHER_FLAGS[name])])]
-    for candidate in names:
-        if (flag := f"--{candidate.replace('_', '-')}") in flags:
-            return [flag]
-    if "--set" not in flags:
-        return []
-    kinds = {"": PretrainRecipe if command.name in _OF_PRETRAINING else FinetuneRecipe}
+    flags = {flag for parameter in command.params for flag in parameter.opts}
+    names = [name, *OTHER_NAMES.get(name, ()), *_OTHER_FLAGS.get(name, ())]
+    if found := [flag for other in names if (flag := f"--{other.replace('_', '-')}") in flags]:
+        return found[:1]
+    kinds: dict[str, Any] = {"": PretrainRecipe if command.name in _OF_PRETRAINING else FinetuneRecipe}
     if command.name == "reproduce":  # whose keys begin with the recipe that they belong to
         kinds = {"pretrain.": PretrainRecipe, "finetune.": FinetuneRecipe}
-    for candidate in names:
-        keys = (f"{begin}{key}" for begin, kind in kinds.items() for key in keys_named(kind, candidate))
-        if found := [key for key in keys if ".N." not in key]:
-            return [f"--set {key}=VALUE" for key in found]
+    for other in names if "--set" in flags else ():
+        keys = [f"{begin}{key}" for begin, kind in kinds.items() for key in keys_named(kind, other) if ".N." not in key]
+        if keys:
+            return [f"--set {key}=VALUE" for key in keys]
     return []

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from maskloom.cli.options import AsJson, BadText, Model, Out, Texts, Workers, show, with_options
+from maskloom.cli.options import AsJson, BadText, Model, Out, Texts, Workers, optional, refuse, show, with_options
 from maskloom.errors import UsageError
 from maskloom.runs.display import aligned, lines_of, stage_callback, terminal_progress
 from maskloom.system.foreign_files import check_model_name
@@ -25,9 +25,7 @@ _ENGINES = {
     "engine": Annotated[
         Literal["local", "ray"], typer.Option(help="Where the work runs: local processes, or a Ray cluster.")
     ],
-    "ray_address": Annotated[
-        str | None, typer.Option(help="Address of a running Ray cluster; by default, a local one is started.")
-    ],
+    "ray_address": optional(str, "Address of a running Ray cluster; by default, a local one is started."),
 }
 _works = with_options("work", _ENGINES, _work, workers=1, engine="local")
 
@@ -81,6 +79,8 @@ def vocab_train(
     from maskloom.text.vocabulary_training import VocabularySettings
 
     limits = {"alphabet_limit": alphabet_limit, "max_distinct_words": max_distinct_words, "sentinels": sentinels}
+    if model in ("byte-bpe", "words"):
+        refuse(f"a vocabulary of {model} does not limit its characters; leave it out", "alphabet_limit")
     lowercase = not cased and model != "byte-bpe"
     settings = VocabularySettings(size, lowercase, score, min_frequency, model=model, **limits)
     how = {"on_bad_text": on_bad_text, "work": work, "progress": stage_callback(terminal_progress())}

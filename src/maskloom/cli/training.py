@@ -20,12 +20,13 @@ from maskloom.cli.options import (
     Resume,
     Verify,
     below_no_file,
-    check_verify,
     chosen_recipe,
-    continues,
+    continued,
     epochs_of,
+    optional,
     print_json,
     reads,
+    refuse,
     say,
     show,
     space_beside,
@@ -54,15 +55,13 @@ def pretrain(
     from maskloom.config import PretrainRecipe
     from maskloom.runs.pretraining_plan import check_model
     from maskloom.runs.recipes import with_epochs
-    from maskloom.runs.run_folder import described
 
-    check_verify(verify, resume)
-    epochs, goes_on = epochs_of(flags, overrides), continues(out, resume, "pretrain")
-    known = described(out)["paths"].items() if goes_on else ()
-    paths = {name: Path(path) for name, path in known}
-    corpus, init = corpus or paths.get("corpus"), init or paths.get("init")
+    if not resume:
+        refuse("it repeats training steps of an earlier run; pass --resume too", "verify")
+    epochs, known = epochs_of(flags, overrides), continued(out, resume, "pretrain") or {}
+    corpus, init = corpus or known.get("corpus"), init or known.get("init")
     if corpus is None:
-        raise UsageError(f"missing --corpus, a corpus folder{_without_run(out, resume and not goes_on)}")
+        raise UsageError(f"missing --corpus, a corpus folder, to begin a run in {out}")
     check = None if init else check_model
     chosen = chosen_recipe(PretrainRecipe, recipe, overrides or [], out, resume, flags=flags, check=check)
     from maskloom.data.corpus.manifest import read_manifest
@@ -76,11 +75,7 @@ def pretrain(
 
     shown = terminal_progress()
     result = run(chosen, corpus=corpus, out=out, resume=resume, init=init, verify=verify, progress=shown)
-    show(result, as_json, out, lines=pretraining_lines)
-
-
-def _without_run(out: Path, is_absent: bool) -> str:
-    return f"; there is no run in {out} to continue" if is_absent else ""
+    show(result, as_json, lines=lambda result: [*pretraining_lines(result), f"written to {out}"])
 
 
 def _begin(
@@ -102,44 +97,37 @@ def _begin(
     from maskloom.models.model_config import ModelSection
     from maskloom.recipe_files import by_key
     from maskloom.runs.first_look import look_at_training_data
-    from maskloom.runs.run_folder import described
 
-    model, vocab, goes_on = start["model"], start["vocab"], continues(out, resume, kind)
-    known = described(out)["paths"] if goes_on else {}
-    named = {"model": model or vocab, "train": start["train"], "dev": start["dev"]}
-    given = {name: path for name, path in named.items() if path is not None}
-    inputs = {**{name: Path(path) for name, path in known.items()}, **given}
+    model, vocab, known = start["model"], start["vocab"], continued(out, resume, kind)
+    given = {name: path for name, path in {**start, "model": model or vocab}.items() if path is not None}
+    inputs = {**(known or {}), **given}
     if "model" not in inputs or (model and vocab):
         told = "pass either --model, a folder to start from, or --vocab, for a new model"
-        raise UsageError(f"{told}{_without_run(out, resume and not goes_on)}")
+        raise UsageError(f"{told}, to begin a run in {out}")
     for name in ("train", "dev"):
         if name not in inputs:
             raise UsageError(f"missing --{name}, a file of labelled examples")
     is_told = recipe is not None or any(key.partition(".")[0] == "model" for key in by_key(changes))
-    if vocab and flags["size"] is None and not is_told and not goes_on:
+    if vocab and flags["size"] is None and not is_told and known is None:
         flags["size"] = ModelSection().size
     chosen = chosen_recipe(FinetuneRecipe, recipe, changes or [], out, resume, flags=flags)
     if "model" in given and (chosen.model is not None) != (vocab is not None):
         raise UsageError("[model] and --vocab go together: a new model of those sizes is trained on that vocabulary")
-    files = [] if goes_on else [inputs["train"], inputs["dev"]]
+    files = [] if known is not None else [inputs["train"], inputs["dev"]]
     look_at_training_data(inputs["model"], files, reading, chosen)
     return chosen, inputs
 
 
-StartModel = Annotated[Path | None, typer.Option(help="A model or run folder in Hugging Face layout to start from.")]
-StartVocab = Annotated[
-    Path | None, typer.Option(help="Folder with a vocabulary, to train a new model as described by \\[model].")
-]
 SourceVocab = Annotated[
     Path | None, typer.Option(help="Folder with a separate vocabulary for seq2seq sources, with new embeddings.")
 ]
-StartTrain = Annotated[
-    Path | None, typer.Option(help="Labelled examples: .csv, .tsv, .jsonl; CoNLL columns; SQuAD .json (for a new run).")
-]
-StartDev = Annotated[
-    Path | None, typer.Option(help="Labelled examples for choosing the best weights or trial (for a new run).")
-]
-starts = with_options("start", {"model": StartModel, "vocab": StartVocab, "train": StartTrain, "dev": StartDev})
+_STARTS: dict[str, Any] = {
+    "model": optional(Path, "A model or run folder in Hugging Face layout to start from."),
+    "vocab": optional(Path, "Folder with a vocabulary, to train a new model as described by \\[model]."),
+    "train": optional(Path, "Labelled examples: .csv, .tsv, .jsonl; CoNLL columns; SQuAD .json (for a new run)."),
+    "dev": optional(Path, "Labelled examples for choosing the best weights or trial (for a new run)."),
+}
+starts = with_options("start", _STARTS)
 """Adds the options for starting points and data to a command, which receives them by name in `start`."""
 
 
@@ -164,7 +152,8 @@ def finetune(
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune a model on labelled text and keep the weights with the best dev score."""
-    check_verify(verify, resume)
+    if not resume:
+        refuse("it repeats training steps of an earlier run; pass --resume too", "verify")
     chosen, paths = _begin("finetune", start, recipe, overrides, out, resume, flags, reading)
     from maskloom.runs.finetune import LabelledFiles  # heavy, so a wrong recipe or file is rejected first
     from maskloom.runs.finetune import finetune as run
@@ -257,7 +246,7 @@ def run_glue(
     """Search settings for each task (by default the paper's grid) and show the official dev scores."""
     from maskloom.config import FinetuneRecipe
 
-    if not continues(out, resume, "glue") and grid is None:
+    if continued(out, resume, "glue") is None and grid is None:
         grid = ["paper"]
     space = space_beside(grid, flags, overrides)
     chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)

@@ -7,7 +7,20 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from maskloom.cli.options import AsJson, Averaged, Device, MaxLength, Model, Out, draws, reads, show, takes_models
+from maskloom.cli.options import (
+    AsJson,
+    Averaged,
+    Device,
+    MaxLength,
+    Model,
+    Out,
+    draws,
+    only_given,
+    reads,
+    refuse,
+    show,
+    takes_models,
+)
 from maskloom.errors import UsageError
 from maskloom.rows import PoolingMode
 from maskloom.runs.display import lines_of, terminal_progress
@@ -119,8 +132,12 @@ def embed(
 
     if output is None and report is None:
         raise UsageError("pass --output FILE, --report PAGE or both")
-    of_vectors = {"--pooling": pooling, "--normalize": normalize or None, "--no-normalize": normalize is False or None}
-    precision = _precision({**of_vectors, "--int8": int8 or None, "--bf16": bf16 or None}, output, device)
+    if output is None:
+        refuse("only vectors depend on it; pass --output FILE", "pooling", "normalize", "int8", "bf16")
+    if int8 and bf16:
+        raise UsageError("use --int8 or --bf16, not both")
+    if int8 and device not in (None, "auto", "cpu"):
+        raise UsageError(f"--int8 with --device {device}: eight-bit inference runs only on the CPU")
     if output is not None:
         check_place(input_file, output, ".npy", ".jsonl")
     if report is not None:
@@ -130,30 +147,17 @@ def embed(
     from maskloom.runs.predict import embed as run
     from maskloom.runs.task_summaries import written_lines
 
-    how, page, written = {"reading": reading}, {}, {}
-    one = None  # for both; int8 replaces the weights with which the page computes
+    page, written, precision = {}, {}, "bf16" if bf16 else "auto"
     if report is not None:
         from maskloom.runs.report.generation import attention_report
 
-        one = None if int8 else Predictor.load(model, max_length=max_length, precision=precision)
-        page = attention_report(model, input_file, report, **how, max_length=max_length, predictor=one)
+        page = attention_report(model, input_file, report, reading=reading, max_length=max_length)
     if output is not None:
-        one = one or Predictor.load(model, max_length=max_length, int8=int8, precision="auto" if int8 else precision)
-        how |= {"pooling": pooling, "normalize": normalize, "progress": terminal_progress()}
-        written = {**run(one, input_file, output, **how), "precision": precision}
+        predictor = Predictor.load(model, max_length=max_length, int8=int8, precision=precision)
+        how = {"reading": reading, "pooling": pooling, "normalize": normalize, "progress": terminal_progress()}
+        written = run(predictor, input_file, output, **how)
+        written |= {"precision": "int8" if int8 else precision}
     show({**written, **page}, as_json, lines=written_lines if written else lines_of, beside=output)
-
-
-def _precision(flags: dict[str, Any], output: Path | None, device: str | None) -> str:
-    """Return how vectors are computed; UsageError for two ways, int8 on a GPU, and flags of vectors not written."""
-    given = [flag for flag, value in flags.items() if value is not None]
-    if output is None and given:
-        raise UsageError(f"{given[0]}: only vectors depend on it; pass --output FILE")
-    if {"--int8", "--bf16"} <= {*given}:
-        raise UsageError("use --int8 or --bf16, not both")
-    if "--int8" in given and device not in (None, "auto", "cpu"):
-        raise UsageError(f"--int8 with --device {device}: eight-bit inference runs only on the CPU")
-    return "int8" if "--int8" in given else "bf16" if "--bf16" in given else "auto"
 
 
 @takes_models
@@ -196,8 +200,8 @@ def score_answers(
     """Score a file of answers with the official SQuAD v1.1 and v2.0 rules."""
     from maskloom.tasks.span.reading import score_files
 
-    if null_threshold is not None and null_odds is None:
-        raise UsageError("--null-threshold applies to null odds; pass --null-odds FILE")
+    if null_odds is None:
+        refuse("it applies to null odds; pass --null-odds FILE", "null_threshold")
     show(score_files(data, predictions, null_odds=null_odds, null_threshold=null_threshold), as_json)
 
 
@@ -282,7 +286,7 @@ def generate(
 
     An encoder-decoder model uses its fine-tuning settings unless flags override them.
     """
-    _check_one_or_file("--prompt TEXT", prompt, model, (input_file, output), reading, report)
+    _check_one_or_file("--prompt TEXT", prompt, model, input_file, output, reading, report)
     from maskloom.inference import Predictor  # heavy, so wrong data is rejected first
     from maskloom.runs.predict import generate as run
     from maskloom.runs.task_summaries import generated_lines, generation_line, reported_lines
@@ -326,13 +330,14 @@ def fill_spans(
     as_json: AsJson = False,
 ) -> None:
     """Fill the blanks in a text, or in every text of a file, with a model trained for it (T5)."""
-    _check_one_or_file("TEXT", text, model, (input_file, output), reading)
+    _check_one_or_file("TEXT", text, model, input_file, output, reading)
     from maskloom.generation.search import Generation  # heavy, so wrong data is rejected first
     from maskloom.inference import Predictor
     from maskloom.runs.predict import generate as run
     from maskloom.runs.task_summaries import generated_lines, generation_line
 
-    how = Generation(max_tokens, 1.0 if beam is not None and temperature == 0.0 else temperature, beam=beam, seed=seed)
+    given = only_given(max_tokens=max_tokens, temperature=temperature, beam=beam, seed=seed)
+    how = Generation(temperature=0.0 if beam is None else 1.0).changed(given)
     predictor = Predictor.load(model, batch_size=batch_size)
     if input_file is not None and output is not None:
         result = run(predictor, input_file, output, {}, fills=how, reading=reading, progress=terminal_progress())
@@ -346,7 +351,8 @@ def _check_one_or_file(
     name: str,
     text: str | None,
     model: Path,
-    files: tuple[Path | None, Path | None],
+    input_file: Path | None,
+    output: Path | None,
     reading: Any,
     page: Path | None = None,
 ) -> None:
@@ -354,21 +360,18 @@ def _check_one_or_file(
 
     Options of reading are for a file only. A page may take the place of the output file.
     """
-    from maskloom.tasks.tables import ReadingOptions
+    from maskloom.runs.first_look import check_page, check_place, look_at_sources
 
-    input_file, output = files
     if (text is None) == (input_file is None):
         raise UsageError(f"pass either {name} or --input FILE")
     if (input_file is None) != (output is None) and not (input_file and page):
         raise UsageError("--input FILE and --output FILE go together")
-    if input_file is None and reading != ReadingOptions():
-        raise UsageError(f"--text-column and --on-bad-rows are for --input FILE, not for {name}")
-    from maskloom.runs.first_look import check_page, check_place, look_at_sources
-
+    if input_file is None:
+        refuse(f"it is for --input FILE, not for {name}", "text_column", "on_bad_rows")
     check_model_name(model)
     if page is not None:
         check_page(page, "--report", input_file)
+    if input_file is not None and output is not None:
+        check_place(input_file, output, ".jsonl")
     if input_file is not None:
-        if output is not None:
-            check_place(input_file, output, ".jsonl")
         look_at_sources(model, input_file, reading)

@@ -1,4 +1,4 @@
-"""Commands for word vectors."""
+"""Commands for word vectors; imported only when they are needed, because their options are the keys of a recipe."""
 
 from __future__ import annotations
 
@@ -7,70 +7,50 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from maskloom.cli.options import AsJson, BadText, Out, Resume, Texts, continues, only_given, show, with_options
+from maskloom.cli.options import (
+    AsJson,
+    BadText,
+    Out,
+    Resume,
+    Texts,
+    continued,
+    only_given,
+    optional,
+    refuse,
+    show,
+    with_options,
+)
 from maskloom.errors import UsageError
 from maskloom.runs.display import terminal_progress
+from maskloom.words.settings import WordsRecipe
 
-words_app = typer.Typer(help="Train word vectors (word2vec) and query them.", no_args_is_help=True)
+words_app = typer.Typer()
 
-# The keys of WordsRecipe, repeated here because importing it would slow down every command.
-_KEYS: dict[str, tuple[Any, Any, str]] = {
-    "model": (
-        Literal["skipgram", "cbow"],
-        "skipgram",
-        "skipgram: each word of a window predicts its centre; cbow: all words of the window together do.",
-    ),
-    "loss": (
-        Literal["negative", "hierarchical", "softmax"],
-        "negative",
-        "Negative sampling, hierarchical softmax over a Huffman tree, or softmax over all words.",
-    ),
-    "size": (int, 100, "Dimension of the vectors."),
-    "window": (int, 5, "Maximum words on each side; the width of each window is drawn up to this."),
-    "negative": (int, 5, "Noise words per prediction."),
-    "noise_exponent": (float, 0.75, "Noise words are drawn in proportion to their counts to this power."),
-    "sample": (float, 1e-3, "Subsample words that make up more than this fraction of the text; 0 for none."),
-    "context": (Literal["mean", "sum"], "mean", "How cbow combines the vectors of a window."),
-    "divided_gradient": (
-        bool,
-        False,
-        "Divide the gradient of a cbow window by its number of words; word2vec does not.",
-    ),
-    "epochs": (int, 5, "Passes over the text."),
-    "learning_rate": (float, None, "Peak learning rate; by default 0.025 for skipgram, 0.05 for cbow."),
-    "min_count": (int, 5, "Drop words that occur less often than this."),
-    "tokenize": (
-        Literal["words", "spaces"],
-        "words",
-        "words: lower-cased, without punctuation; spaces: split at white space, otherwise unchanged.",
-    ),
-    "cased": (bool, False, "Keep case with --tokenize words."),
-    "phrases": (int, 0, "Passes that join pairs of words into phrases, such as new_york."),
-    "phrase_threshold": (float, 100.0, "Minimum score of a phrase."),
-    "workers": (int, 1, "Number of training threads."),
-    "deterministic": (bool, False, "Give the same vectors every time with several workers; takes more memory."),
-    "seed": (int, 0, "Random seed."),
-}
-_FLAGS = {
-    name: Annotated[kind | None, typer.Option(*([f"--{name.replace('_', '-')}"] if kind is bool else []), help=meaning)]
-    for name, (kind, _, meaning) in _KEYS.items()
-}
+
+def _flag(name: str) -> Any:
+    """Return the option that sets a key of the recipe."""
+    field = WordsRecipe.model_fields[name]
+    switch = [f"--{name.replace('_', '-')}"] if field.annotation is bool else []
+    return optional(field.annotation, field.description or "", *switch)
 
 
 def _sets(parameter: str, *names: str) -> Any:
-    """Add the named flags to a command, which receives in `parameter` the values of those that were given."""
-    defaults = {name: _KEYS[name][1] for name in names}
-    return with_options(parameter, {name: _FLAGS[name] for name in names}, only_given, **defaults)
+    """Add flags for the named keys to a command, which receives in `parameter` the values of those that were given."""
+    defaults = {name: WordsRecipe.model_fields[name].default for name in names}
+    return with_options(parameter, {name: _flag(name) for name in names}, only_given, **defaults)
 
+
+_WHAT, _THREADS = ("model", "loss"), ("workers", "deterministic")
+_HOW = [name for name in WordsRecipe.model_fields if name not in ("kind", *_WHAT, *_THREADS)]
 
 Vectors = Annotated[Path, typer.Argument(help="The folder of a run, or a file of vectors in word2vec's format.")]
 Number = Annotated[int, typer.Option("--number", "-n", min=1, help="Words to show.")]
 
 
 @words_app.command("train")
-@_sets("what", "model", "loss")
-@_sets("how", *(name for name in _KEYS if name not in ("model", "loss", "workers", "deterministic")))
-@_sets("threads", "workers", "deterministic")
+@_sets("what", *_WHAT)
+@_sets("how", *_HOW)
+@_sets("threads", *_THREADS)
 def train(
     texts: Texts,
     *,
@@ -87,7 +67,8 @@ def train(
     from maskloom.runs.run_folder import RECIPE, check_run_folder
 
     check_run_folder(out, resume)
-    recipe = _recipe({**what, **how, **threads}, out / RECIPE if continues(out, resume, "words") else None)
+    goes_on = continued(out, resume, "words") is not None
+    recipe = _recipe({**what, **how, **threads}, out / RECIPE if goes_on else None)
     from maskloom.runs.words import train_words  # heavy, so wrong options are rejected first
 
     shown = terminal_progress()
@@ -99,7 +80,6 @@ def _recipe(given: dict[str, Any], started: Path | None = None) -> Any:
     """Return the recipe that the given options make, or make of a run's; UsageError for one that changes nothing."""
     from maskloom.recipe_files import load_recipe, overrides_of
     from maskloom.runs.recipes import shown_flag
-    from maskloom.words.settings import WordsRecipe
 
     flags = {name: shown_flag(name, value) for name, value in given.items()}
     recipe = load_recipe(WordsRecipe, started, overrides_of(given), flags=flags)
@@ -183,8 +163,8 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Score vectors on human similarity judgements (Spearman) and analogies (accuracy)."""
-    if only_given(most=most) and not analogies:
-        raise UsageError(f"--most {most}: it limits where the answers of --analogies are searched; leave it out")
+    if not analogies:
+        refuse("it limits where the answers of --analogies are searched; leave it out", "most")
     from maskloom.runs.words import evaluate_words
 
     show(evaluate_words(vectors, pairs or (), analogies or (), most), as_json)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal, cast
@@ -27,6 +27,7 @@ MOST_BEAMS = 1000
 _BLOCK = 64  # values per block whose maximum is computed first
 _NOTED = 6  # candidates recorded per text in each step
 _LARGEST = {"temperature": 1e6, "top_p": 1.0, "length_penalty": 100.0}
+_OF_DRAWS = {"temperature": 1.0, "top_k": None, "top_p": 1.0, "seed": 0}  # settings of sampling, by default plain
 _OPTIONAL = ("top_k", "beam", "length_penalty")  # which may be None
 
 
@@ -73,19 +74,26 @@ class Generation:
             raise ConfigError(f"num_best {self.num_best} exceeds the beam, {width}; give a wider beam")
         if self.length_penalty is not None and self.beam is None:
             raise ConfigError(f"length_penalty {self.length_penalty:g}: it is only for beam search; give a beam")
-        plain = {"temperature": 1.0, "top_k": None, "top_p": 1.0, "seed": 0}
-        drawn = [name for name in plain if getattr(self, name) != plain[name]]
+        self._refuse_draws(name for name, plain in _OF_DRAWS.items() if getattr(self, name) != plain)
+
+    def _refuse_draws(self, names: Iterable[str]) -> None:
+        drawn = [name for name in names if name in _OF_DRAWS]
         if self.beam is not None and drawn:
             rule = "beam search does not sample; to sample, give a temperature above 0 and no beam"
             raise ConfigError(f"beam = {self.beam} with {', '.join(drawn)}: {rule}")
-        if self.temperature == 0.0 and drawn[1:]:
+        if self.temperature == 0.0 and (drawn := [name for name in drawn if name != "temperature"]):
             rule = "the most likely token is always taken; to sample, give a temperature above 0"
-            raise ConfigError(f"temperature = 0 with {', '.join(drawn[1:])}: {rule}")
+            raise ConfigError(f"temperature = 0 with {', '.join(drawn)}: {rule}")
 
     def changed(self, given: Mapping[str, Any]) -> Generation:
-        """Return a copy with the `given` settings; a sampling setting turns beam search off."""
+        """Return a copy with the `given` settings; a sampling setting turns beam search off.
+
+        Raises ConfigError for a given setting that would change nothing, even if it has its default value.
+        """
         ended = {"beam": None, "length_penalty": None} if {"temperature", "top_k", "top_p"} & given.keys() else {}
-        return replace(self, **{**ended, **given})
+        changed = replace(self, **{**ended, **given})
+        changed._refuse_draws(name for name, value in given.items() if value is not None)
+        return changed
 
     def score(self, text: Continuation) -> float:
         """Return the score by which a search ranks texts; the end counts as a token."""
@@ -150,7 +158,7 @@ def continue_texts(
     prompt, a prompt that leaves no room for another token, and outputs that are not finite.
     """
     limit = model.config.max_position_embeddings
-    for number, prompt in enumerate(prompts):
+    for number, prompt in enumerate(prompts, start=1):
         if not 0 < len(prompt) < limit:
             raise DataError(f"prompt {number}: {len(prompt)} tokens; expected 1 to {limit - 1}, the model's limit")
     room = min(limit, max(map(len, prompts)) + settings.max_tokens)

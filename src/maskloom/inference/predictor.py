@@ -296,7 +296,7 @@ class Predictor(TaskModel):
         sentinels, DataError for a text without a blank or with more tokens than the model reads.
         """
         given = [checked_text(text, number) for number, text in enumerate(checked_inputs(texts), start=first)]
-        names = [f"input {number}" for number in range(first, first + len(given))]
+        names = [f"text {number}" for number in range(first + 1, first + 1 + len(given))]
         return self.fill_blanks(given, self.blank_ids(given, names), settings or Generation(temperature=0.0), first)
 
     def fill_blanks(
@@ -328,7 +328,7 @@ class Predictor(TaskModel):
             raise ConfigError(f"settings {settings!r:.80}: expected a Generation")
         settings = self.generation(settings).changed(given)
         texts = [checked_text(prompt, number) for number, prompt in enumerate(checked_inputs(prompts), start=first)]
-        names = [f"prompt {number}" for number in range(first, first + len(texts))]
+        names = [f"{self.input_name} {number}" for number in range(first + 1, first + 1 + len(texts))]
         ids, num_truncated = self.prompt_ids(texts, names, settings)
         self.count_truncated(num_truncated)
         return self.generate_from_ids(ids, settings, first)

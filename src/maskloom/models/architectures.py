@@ -12,7 +12,7 @@ from maskloom.models.bert_config import BertConfig
 from maskloom.models.elmo_config import ELMO_SIZES, ElmoConfig
 from maskloom.models.gpt_config import GptConfig
 from maskloom.models.model_config import SIZES, ModelConfig, ModelSection
-from maskloom.models.recurrent_config import RECURRENT_SIZES, GruConfig, LstmConfig, RecurrentConfig, RnnConfig
+from maskloom.models.recurrent_config import RECURRENT_SIZES, GruConfig, LstmConfig, RnnConfig
 from maskloom.models.t5_config import T5_SIZES, T5Config
 from maskloom.models.transformer_config import TRANSFORMER_SIZES, TransformerConfig
 from maskloom.rows import Rows, later
@@ -48,77 +48,26 @@ class Architecture:
     reads_spelling: bool = False
 
 
-def _of_cells(name: str, config_type: type[RecurrentConfig]) -> Architecture:
-    return Architecture(
-        name=name,
-        config_type=config_type,
-        build=later("maskloom.models.recurrent", "Recurrent"),
-        vocabulary_head="lm",
-        sizes=RECURRENT_SIZES,
-        has_decoder=True,
-        has_state=True,
-    )
-
-
-ARCHITECTURES: Rows[Architecture] = Rows(
-    "model.architecture",
-    {
-        "bert": Architecture(
-            name="bert",
-            config_type=BertConfig,
-            build=later("maskloom.models.bert", "Bert"),
-        ),
-        "gpt": Architecture(
-            name="gpt",
-            config_type=GptConfig,
-            build=later("maskloom.models.gpt", "Gpt"),
-            vocabulary_head="lm",
-            has_classifier_bias=False,  # as published
-        ),
-        "transformer": Architecture(
-            name="transformer",
-            config_type=TransformerConfig,
-            build=later("maskloom.models.transformer", "Transformer"),
-            sizes=TRANSFORMER_SIZES,
-            has_decoder=True,
-        ),
-        "marian": Architecture(  # before BART, because a MarianConfig is a BartConfig
-            name="marian",
-            config_type=MarianConfig,
-            build=later("maskloom.models.bart", "Bart"),
-            sizes=TRANSFORMER_SIZES,
-            has_deep_classifier=True,
-            has_decoder=True,
-        ),
-        "bart": Architecture(
-            name="bart",
-            config_type=BartConfig,
-            build=later("maskloom.models.bart", "Bart"),
-            sizes=BART_SIZES,
-            has_deep_classifier=True,
-            has_decoder=True,
-        ),
-        "t5": Architecture(
-            name="t5",
-            config_type=T5Config,
-            build=later("maskloom.models.t5", "T5"),
-            sizes=T5_SIZES,
-            has_decoder=True,
-        ),
-        "rnn": _of_cells("rnn", RnnConfig),
-        "lstm": _of_cells("lstm", LstmConfig),
-        "gru": _of_cells("gru", GruConfig),
-        "elmo": Architecture(
-            name="elmo",
-            config_type=ElmoConfig,
-            build=later("maskloom.models.elmo", "Elmo"),
-            vocabulary_head="bilm",
-            sizes=ELMO_SIZES,
-            has_state=True,
-            reads_spelling=True,
-        ),
-    },
+_LATER: dict[str, Callable[[Any], Encoder]] = {
+    name: later(f"maskloom.models.{name.lower()}", name)
+    for name in ("Bert", "Gpt", "Transformer", "Bart", "T5", "Recurrent", "Elmo")
+}
+_CELLS: dict[str, Any] = {"sizes": RECURRENT_SIZES, "has_decoder": True, "has_state": True}
+_BART: dict[str, Any] = {"has_deep_classifier": True, "has_decoder": True}
+_ROWS = (
+    Architecture("bert", BertConfig, _LATER["Bert"]),
+    Architecture("gpt", GptConfig, _LATER["Gpt"], "lm", has_classifier_bias=False),  # as published
+    Architecture("transformer", TransformerConfig, _LATER["Transformer"], sizes=TRANSFORMER_SIZES, has_decoder=True),
+    # before BART, because a MarianConfig is a BartConfig
+    Architecture("marian", MarianConfig, _LATER["Bart"], sizes=TRANSFORMER_SIZES, **_BART),
+    Architecture("bart", BartConfig, _LATER["Bart"], sizes=BART_SIZES, **_BART),
+    Architecture("t5", T5Config, _LATER["T5"], sizes=T5_SIZES, has_decoder=True),
+    Architecture("rnn", RnnConfig, _LATER["Recurrent"], "lm", **_CELLS),
+    Architecture("lstm", LstmConfig, _LATER["Recurrent"], "lm", **_CELLS),
+    Architecture("gru", GruConfig, _LATER["Recurrent"], "lm", **_CELLS),
+    Architecture("elmo", ElmoConfig, _LATER["Elmo"], "bilm", sizes=ELMO_SIZES, has_state=True, reads_spelling=True),
 )
+ARCHITECTURES: Rows[Architecture] = Rows("model.architecture", {row.name: row for row in _ROWS})
 
 
 # Keys that [model.config] may not set, and what determines them.

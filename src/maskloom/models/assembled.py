@@ -12,7 +12,7 @@ from maskloom.errors import ConfigError
 from maskloom.layers.initialization import initialize
 from maskloom.models.architectures import architecture_of
 from maskloom.models.encoder import Encoder
-from maskloom.models.heads import HEADS, LanguageModelHead, MaskedLMHead
+from maskloom.models.heads import HEADS, VocabularyHead
 from maskloom.models.model_config import ModelConfig
 from maskloom.system.resources import require_memory
 
@@ -37,10 +37,10 @@ class EncoderWithHeads(nn.Module):
         return self.encoder.config
 
     @property
-    def vocabulary_head(self) -> MaskedLMHead | LanguageModelHead | None:
+    def vocabulary_head(self) -> VocabularyHead | None:
         """The head that returns logits over the vocabulary, or None."""
         heads = (head for name, head in self.heads.items() if HEADS[name].is_tied and HEADS[name].reads == "tokens")
-        return cast("MaskedLMHead | LanguageModelHead | None", next(heads, None))
+        return cast("VocabularyHead | None", next(heads, None))
 
     def tie(self) -> None:
         """Point tied decoders at the word-embedding parameter again, for example after loading or moving off meta."""
@@ -55,12 +55,7 @@ class EncoderWithHeads(nn.Module):
     @torch.no_grad()
     def resize_vocabulary(self, vocab_size: int, *, seed: int) -> None:
         """Resize embeddings and bias, keeping the first rows; raises ConfigError if the padding token has no row."""
-        try:
-            config = type(self.config).model_validate({**self.config.model_dump(), "vocab_size": vocab_size})
-        except ValueError:
-            raise ConfigError(
-                f"vocab_size {vocab_size}: a whole number above pad_token_id {self.config.pad_token_id} is needed"
-            ) from None
+        config = self.config.with_keys({"vocab_size": vocab_size}, "")
         old = self.encoder.word_embeddings
         word = nn.Embedding(vocab_size, old.shape[1], device=old.device, dtype=old.dtype)
         prefix, rules = "encoder.embeddings.word.", self.encoder.initial_rules
@@ -87,13 +82,8 @@ def build_model(
 
     `num_labels` applies to labelled heads such as "classifier", "tagger" and "bilstm_tagger"; `head_options` holds the
     other options of heads, by name. Parameters named in `leave` stay uninitialised, for the caller to fill. Raises
-    ConfigError for an unknown or repeated head, a labelled head without `num_labels`, and a model that does not fit
-    into this machine's memory.
+    ConfigError for a labelled head without `num_labels`, and a model that does not fit into this machine's memory.
     """
-    if len(set(heads)) != len(heads):
-        raise ConfigError(f"heads {list(heads)}: each must be named only once")
-    if unknown := [name for name in heads if name not in HEADS]:
-        raise ConfigError(f"unknown heads {unknown}; known: {', '.join(HEADS)}")
     row, options, device = architecture_of(config), head_options or {}, torch.get_default_device()
     has_sources = row.has_decoder and getattr(config, "source_vocab_size", None) is not None
     if has_sources and {*heads} - {"decoder"}:

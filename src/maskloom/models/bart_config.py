@@ -70,18 +70,11 @@ class BartConfig(ModelConfig):
     }
     unpublished: ClassVar = frozenset({"layer_norm_eps"})
     required_values: ClassVar = {
-        "is_encoder_decoder": (True, None),
-        "is_decoder": (False, None),
-        "add_cross_attention": (False, None),
-        "tie_word_embeddings": (True, None),
-        "encoder_layerdrop": (0.0, None),
-        "decoder_layerdrop": (0.0, None),
-        "normalize_before": (False, None),
-        "normalize_embedding": (True, None),
-        "add_final_layer_norm": (False, None),
-        "add_bias_logits": (False, None),
-        "static_position_embeddings": (False, None),
-        "extra_pos_embeddings": (2, None),
+        **dict.fromkeys(("is_encoder_decoder", "tie_word_embeddings", "normalize_embedding"), True),
+        **dict.fromkeys(("is_decoder", "add_cross_attention", "normalize_before", "add_final_layer_norm"), False),
+        **dict.fromkeys(("add_bias_logits", "static_position_embeddings"), False),
+        **dict.fromkeys(("encoder_layerdrop", "decoder_layerdrop"), 0.0),
+        "extra_pos_embeddings": 2,
     }
 
     @model_validator(mode="after")
@@ -147,10 +140,9 @@ class MarianConfig(BartConfig):
     has_sinusoids: ClassVar[bool] = True
     model_types: ClassVar = ("marian", "maskloom_marian_crf")
     required_values: ClassVar = {
-        **{key: values for key, values in BartConfig.required_values.items() if key != "extra_pos_embeddings"},
-        "normalize_embedding": (False, None),
-        "static_position_embeddings": (True, None),
-        "share_encoder_decoder_embeddings": (True, None),
+        **{key: value for key, value in BartConfig.required_values.items() if key != "extra_pos_embeddings"},
+        "normalize_embedding": False,
+        **dict.fromkeys(("static_position_embeddings", "share_encoder_decoder_embeddings"), True),
     }
 
     @model_validator(mode="after")

@@ -45,11 +45,9 @@ class BertConfig(ModelConfig):
 
     model_types: ClassVar = ("bert", ROFORMER, *_OWN_TYPES, *(f"{name}_crf" for name in _OWN_TYPES))
     required_values: ClassVar = {
-        "position_embedding_type": ("absolute", None),
-        "is_decoder": (False, None),
-        "add_cross_attention": (False, None),
-        "tie_word_embeddings": (True, None),
-        "rotary_value": (False, None),
+        "position_embedding_type": "absolute",
+        "tie_word_embeddings": True,
+        **dict.fromkeys(("is_decoder", "add_cross_attention", "rotary_value"), False),
     }
 
     @model_validator(mode="before")

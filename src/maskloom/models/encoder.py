@@ -80,7 +80,7 @@ class Encoder(nn.Module):
 
     def new_decoder(self) -> nn.Module:
         """Return a decoder that attends to this encoder's output; raises ConfigError if the architecture has none."""
-        raise ConfigError(f"a {type(self).__name__} has no decoder; a Transformer has one")
+        raise ConfigError(f"{type(self).__name__}: an architecture without a decoder; a Transformer has one")
 
     def freeze(self) -> None:
         """Freeze everything except the modules that read the layers: their mix and the layer on top."""

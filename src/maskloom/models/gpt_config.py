@@ -42,14 +42,11 @@ class GptConfig(ModelConfig):
     }
     unpublished: ClassVar = frozenset({"hidden_act", "pre_norm"})
     required_values: ClassVar = {
-        "scale_attn_weights": (True, None),
-        "scale_attn_by_inverse_layer_idx": (False, None),
-        "add_cross_attention": (False, None),
-        "tie_word_embeddings": (True, None),
-        "summary_type": ("cls_index", None),
-        "summary_use_proj": (True, None),
-        "summary_activation": (None,),
-        "summary_proj_to_labels": (True, None),
+        **dict.fromkeys(("scale_attn_weights", "tie_word_embeddings"), True),
+        **dict.fromkeys(("summary_use_proj", "summary_proj_to_labels"), True),
+        **dict.fromkeys(("scale_attn_by_inverse_layer_idx", "add_cross_attention"), False),
+        "summary_type": "cls_index",
+        "summary_activation": None,
     }
 
     @model_validator(mode="after")

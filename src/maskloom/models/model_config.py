@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -84,8 +84,8 @@ class ModelConfig(BaseModel):
 
     # The values of model_type in a config.json that describes this architecture; ours is the first.
     model_types: ClassVar[tuple[str, ...]] = ()
-    # Published keys that change the computation, with the values that match this encoder's computation.
-    required_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    # Published keys that change the computation, with the value that, like null, matches this encoder's computation.
+    required_values: ClassVar[Mapping[str, Any]] = {}
     # The published names of our keys, where they differ, and our keys that published files do not have.
     published_names: ClassVar[Mapping[str, str]] = {}
     unpublished: ClassVar[frozenset[str]] = frozenset()
@@ -216,30 +216,26 @@ class ModelConfig(BaseModel):
             for key in _CODE
             if values.get(key)
         ]
-        for name, allowed in {"model_type": cls.model_types, **cls.required_values}.items():
-            if name in values and not any(values[name] is value or values[name] == value for value in allowed):
-                found.append(f"{name} = {values[name]!r:.200}: only {allowed[0]!r} is supported")
+        kind = values.get("model_type", cls.model_types[0])
+        required = {**cls.required_values, "model_type": kind if kind in cls.model_types else cls.model_types[0]}
+        for name, value in required.items():
+            if values.get(name) not in (value, None):
+                found.append(f"{name} = {values[name]!r:.200}: only {value!r} is supported")
         return found
 
     @classmethod
     def _explain(cls, problem: Any, names: Mapping[str, str] | None = None) -> str:
         key = ".".join(str(part) for part in problem["loc"])
         key = (names or {}).get(key, key)
-        reason = reason_of(problem)
-        if problem["type"] == "extra_forbidden":
-            if akin := [name for name, kind in _architectures(ModelConfig) if key in kind.model_fields]:
-                hint = f"it is a key of the architecture {' and '.join(akin)}"
-            elif near := difflib.get_close_matches(key, cls.model_fields, n=1):
-                hint = f"did you mean {near[0]!r}?"
-            else:
-                hint = f"known: {', '.join(sorted(cls.model_fields))}"
-            return f"unknown model key {key!r:.200}; {hint}"
-        return f"{key} = {problem['input']!r:.200}: {reason}" if key else reason
+        if problem["type"] != "extra_forbidden":
+            reason = reason_of(problem)
+            return f"{key} = {problem['input']!r:.200}: {reason}" if key else reason
+        from maskloom.models.architectures import ARCHITECTURES  # which needs all configurations
 
-
-def _architectures(base: type[ModelConfig]) -> Iterator[tuple[str, type[ModelConfig]]]:
-    """Yield the name and the configuration of each architecture."""
-    for kind in base.__subclasses__():
-        if kind.model_types:
-            yield kind.__name__.removesuffix("Config").lower(), kind
-        yield from _architectures(kind)
+        if akin := [name for name, row in ARCHITECTURES.items() if key in row.config_type.model_fields]:
+            hint = f"it is a key of the architecture {' and '.join(akin)}"
+        elif near := difflib.get_close_matches(key, cls.model_fields, n=1):
+            hint = f"did you mean {near[0]!r}?"
+        else:
+            hint = f"known: {', '.join(sorted(cls.model_fields))}"
+        return f"unknown model key {key!r:.200}; {hint}"

@@ -9,16 +9,8 @@ from pydantic import Field, model_validator
 from maskloom.models.model_config import Fraction, ModelConfig, Width
 
 GateBias = Annotated[float, Field(ge=-100.0, le=100.0)]
-RECURRENT_SIZES = {
-    name: {"num_hidden_layers": layers, "hidden_size": hidden}
-    for name, layers, hidden in (
-        ("tiny", 1, 128),
-        ("mini", 2, 256),
-        ("small", 2, 512),
-        ("medium", 2, 650),
-        ("large", 2, 1500),
-    )
-}
+_SIZES = (("tiny", 1, 128), ("mini", 2, 256), ("small", 2, 512), ("medium", 2, 650), ("large", 2, 1500))
+RECURRENT_SIZES = {name: {"num_hidden_layers": layers, "hidden_size": hidden} for name, layers, hidden in _SIZES}
 """Medium and large are the sizes of Zaremba et al. 2014."""
 
 
@@ -49,21 +41,16 @@ class RecurrentConfig(ModelConfig):
             raise ValueError("num_hidden_layers 0: causal and attention_query 'c' need the state of a layer")
         if self.hidden_size % 2 and not self.causal:
             raise ValueError(f"hidden_size {self.hidden_size} must be even: two directions share it")
-        if self.num_attention_heads != 1 or self.attention_probs_dropout_prob != 0.0:
-            raise ValueError("num_attention_heads, attention_probs_dropout_prob: a recurrent network has neither")
-        usual = type(self).model_fields
-        unread = [name for name in ("hidden_act", "layer_norm_eps") if getattr(self, name) != usual[name].default]
-        if self.intermediate_size not in (usual["intermediate_size"].default, 4 * self.hidden_size):
-            unread.append("intermediate_size")
-        if unread:
-            raise ValueError(f"{', '.join(unread)}: a recurrent network has no feed-forward blocks and no norms")
         if self.attention_query == "c" and self.cell != "lstm":
             raise ValueError("attention_query 'c': only an LSTM has this state")
-        of_pooling = [
-            key for key in ("attention_energy", "attention_query") if getattr(self, key) != usual[key].default
-        ]
-        if of_pooling and self.pooling != "attention":
-            raise ValueError(f"{', '.join(of_pooling)}: only pooling 'attention' reads it, not {self.pooling!r}")
+        usual = type(self).model_fields
+        unread = ["hidden_act", "layer_norm_eps", "num_attention_heads", "attention_probs_dropout_prob"]
+        unread += ["attention_energy", "attention_query"] if self.pooling != "attention" else []
+        given = [name for name in unread if getattr(self, name) != usual[name].default]
+        if self.intermediate_size not in (usual["intermediate_size"].default, 4 * self.hidden_size):
+            given.append("intermediate_size")
+        if given:
+            raise ValueError(f"{', '.join(given)}: a recurrent network with pooling {self.pooling!r} does not read it")
         return self
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import cast
 
@@ -14,7 +13,7 @@ from maskloom.layers.attention import KeyValues
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.embeddings import WordEmbeddings
 from maskloom.layers.feed_forward import FeedForward, GatedFeedForward
-from maskloom.layers.initialization import InitialRule, InitialRules, constants
+from maskloom.layers.initialization import InitialRules, constants
 from maskloom.layers.pooling import LastToken
 from maskloom.layers.processor.matrix_products import Dense
 from maskloom.layers.relative_attention import QueryDense, RelativeBias, RelativeSelfAttention, UnscaledCrossAttention
@@ -118,28 +117,16 @@ def t5_rules(config: T5Config) -> InitialRules:
     """
     factor = config.initializer_factor
 
-    def normal(width: Callable[[Tensor], float]) -> InitialRule:
-        def fill(module: nn.Module, name: str, values: Tensor, generator: torch.Generator) -> None:
-            if name == "bias":  # of a head
-                values.zero_()
-            else:
-                values.normal_(0.0, factor * width(values), generator=generator)
+    def fill(module: nn.Module, name: str, values: Tensor, generator: torch.Generator) -> None:
+        if name == "bias":  # of a head
+            values.zero_()
+            return
+        width = config.hidden_size**-0.5 if isinstance(module, RelativeBias) else values.shape[1] ** -0.5
+        values.normal_(0.0, factor if isinstance(module, nn.Embedding) else factor * width, generator=generator)
+        if isinstance(module, QueryDense):
+            values[: module.widths[0]] *= config.head_size**-0.5
 
-        return fill
-
-    dense = normal(lambda values: values.shape[1] ** -0.5)
-
-    def queries(module: nn.Module, name: str, values: Tensor, generator: torch.Generator) -> None:
-        dense(module, name, values, generator)
-        values[: cast(QueryDense, module).widths[0]] *= config.head_size**-0.5
-
-    return {
-        nn.RMSNorm: constants(weight=factor),
-        nn.Embedding: normal(lambda _: 1.0),
-        RelativeBias: normal(lambda _: config.hidden_size**-0.5),
-        QueryDense: queries,
-        Dense: dense,
-    }
+    return {nn.RMSNorm: constants(weight=factor), **dict.fromkeys((nn.Embedding, RelativeBias, Dense), fill)}
 
 
 def _stack(config: T5Config, *, of_decoder: bool = False) -> tuple[RelativeBias, nn.ModuleList, LastNorm]:

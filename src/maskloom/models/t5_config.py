@@ -42,7 +42,7 @@ class T5Config(ModelConfig):
     decoder_start_token_id: Annotated[int, Field(ge=0)] = 0
 
     model_types: ClassVar = ("t5", "maskloom_t5", "maskloom_t5_crf")  # the latter two have heads unknown elsewhere
-    required_values: ClassVar = {"is_decoder": (False, None)}
+    required_values: ClassVar = {"is_decoder": False}
     published_names: ClassVar = {
         "hidden_size": "d_model",
         "head_size": "d_kv",

@@ -12,12 +12,7 @@ from maskloom.models.model_config import SIZES, Fraction, ModelConfig, Width
 TRANSFORMER_SIZES = {
     **{name: SIZES[name] for name in ("tiny", "mini", "small")},
     "base": {"num_hidden_layers": 6, "hidden_size": 512, "num_attention_heads": 8},
-    "large": {
-        "num_hidden_layers": 6,
-        "hidden_size": 1024,
-        "num_attention_heads": 16,
-        "hidden_dropout_prob": 0.3,
-    },
+    "large": {"num_hidden_layers": 6, "hidden_size": 1024, "num_attention_heads": 16, "hidden_dropout_prob": 0.3},
 }
 """Base and large are the paper's base and big (Table 3)."""
 

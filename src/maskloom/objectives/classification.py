@@ -15,8 +15,8 @@ from torch import Tensor
 from maskloom.data.batch import ChoiceBatch, ClassificationBatch, TokenBatch
 from maskloom.layers.copies import to_device
 from maskloom.models.assembled import EncoderWithHeads
-from maskloom.models.document_head import DocumentHead
 from maskloom.models.encoder import EncoderOutput
+from maskloom.models.heads import DocumentHead
 from maskloom.objectives.objective import NOT_SCORED, TaskObjective, label_tensor
 
 

@@ -1,10 +1,12 @@
-"""The table of pre-training objectives: one row for each."""
+"""The table of pre-training objectives, one row for each, and the baseline that their losses are compared with."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,14 +24,69 @@ from maskloom.data.settings import (
 )
 from maskloom.data.spelling import BothWays, SentencesBothWays
 from maskloom.data.streams.running_text import Contiguous, RunningText
-from maskloom.data.streams.sentence_pairs import Passages, SentencePairs
-from maskloom.objectives.reference import TokenFrequencies
+from maskloom.data.streams.sentence_pairs import Passages, SentencePairs, pair_task_of
 from maskloom.rows import Rows, later
 from maskloom.sections import Section
 from maskloom.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from maskloom.objectives.objective import SummedObjective
+
+
+_CHUNK = 1 << 22  # tokens counted at a time
+
+
+class TokenFrequencies:
+    """Predicts tokens by their frequencies in the training documents, and pairs by the most common answer.
+
+    As in an objective's evaluation, sums are added over batches and then turned into metrics; a subclass may compute
+    others. With `tells_text` every token of a text is predicted: the loss is also reported in bits per character. In
+    running text (with `is_running`, or if the tokenizer has no segments) so are the marks of documents.
+    """
+
+    def __init__(
+        self, part: str, corpus: Corpus, documents: np.ndarray, *, tells_text: bool = False, is_running: bool = False
+    ) -> None:
+        """Count the tokens of `documents`; `part` names the loss."""
+        self._part, self._tells_text = part, tells_text
+        self._num_characters = corpus.vocabulary.num_characters
+        counts = np.ones(len(corpus.vocabulary))
+        if is_running or (tells_text and not corpus.tokenizer.has_segments):
+            marks = corpus.tokenizer.running_text
+            counts[[*marks.begin, *marks.end]] += len(documents)
+        starts = corpus.sentence_offsets[corpus.document_offsets]
+        is_counted = np.zeros(corpus.num_documents, dtype=bool)
+        is_counted[documents] = True
+        # whole documents, so many at a time that the size of the vocabulary does not matter
+        edges = np.searchsorted(starts, [*range(0, corpus.num_tokens, _CHUNK), corpus.num_tokens])
+        for first, last in pairwise(edges.tolist()):
+            tokens = corpus.sentences(*corpus.document_offsets[[first, last]].tolist())
+            is_read = np.repeat(is_counted[first:last], np.diff(starts[first : last + 1]))
+            counts += np.bincount(tokens[is_read], minlength=len(counts))
+        self._log_frequencies = np.log(counts / counts.sum())
+
+    def sums(self, batch: Any) -> dict[str, float]:
+        """Return the summed loss on a batch, and the numbers of targets, characters, random pairs and pairs."""
+        pairs = np.empty(0) if batch.nsp_labels is None else batch.nsp_labels
+        return {
+            "nats": -float(self._log_frequencies[batch.mlm_labels].sum()),
+            "targets": len(batch.mlm_labels),
+            "characters": int(self._num_characters[batch.mlm_labels].sum()),
+            "random_pairs": int(pairs.sum()),
+            "pairs": len(pairs),
+        }
+
+    def metrics(self, sums: Mapping[str, float], found: Mapping[str, float]) -> dict[str, float]:
+        """Return the cross-entropy in nats, the number of predictions, and the majority fraction of pairs."""
+        targets, metrics = max(sums["targets"], 1), {}
+        if self._tells_text:  # characters of the predicted text as the tokenizer normalises it
+            nats = found[f"{self._part}_loss"] * targets
+            metrics[f"{self._part}_bits_per_character"] = nats / max(sums["characters"], 1) / math.log(2)
+        metrics |= {"unigram_cross_entropy": sums["nats"] / targets, "num_predictions": sums["targets"]}
+        if sums["pairs"] and (pair_task := pair_task_of(found)):
+            fraction = sums["random_pairs"] / sums["pairs"]
+            metrics[f"{pair_task}_majority_fraction"] = max(fraction, 1.0 - fraction)
+        return metrics
 
 
 def _stream(kind: type[SentencePairs | RunningText]) -> Callable[..., Stream]:
@@ -48,12 +105,13 @@ def left_to_right(corpus: Corpus, documents: np.ndarray | None, data: Pretrainin
     return (SentencePairs if corpus.tokenizer.has_segments else RunningText)(corpus, documents, data, seed=seed)
 
 
-def _loss(module: str, name: str, *, pairs: bool = False) -> Callable[[str, Any], SummedObjective]:
-    """Return a function that creates a loss, with that of the pair task if there are `pairs` and the data has one."""
-    return lambda part, data: later(f"maskloom.objectives.{module}", name)(part, data.pair_task if pairs else None)
+def _loss(name: str, module: str = "masked_lm") -> Callable[[str, Any], SummedObjective]:
+    """Return a function that creates a loss without a pair task."""
+    return lambda part, _: later(f"maskloom.objectives.{module}", name)(part, None)
 
 
-_LANGUAGE_MODELING = _loss("masked_lm", "MaskedLanguageModeling", pairs=True)
+def _masked_lm(part: str, data: PretrainingData) -> SummedObjective:
+    return later("maskloom.objectives.masked_lm", "MaskedLanguageModeling")(part, data.pair_task)
 
 
 @dataclass(frozen=True)
@@ -84,7 +142,7 @@ class Pretraining:
     reads_spelling: bool = False
     section: type[Section] | None = None
     data: type[PretrainingData] = PretrainingData
-    objective: Callable[[str, Any], SummedObjective] = _LANGUAGE_MODELING
+    objective: Callable[[str, Any], SummedObjective] = _masked_lm
     heads: Callable[[str, Any], tuple[str, ...]] = lambda head, data: (head, "nsp") if data.pair_task else (head,)
     reference: Callable[[str, Corpus, np.ndarray], TokenFrequencies] | None = TokenFrequencies
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -114,64 +172,68 @@ class Pretraining:
 
 
 _UNMASKED = ("masked_lm_prob", "max_predictions_per_seq", "mask_prob", "keep_prob")
-_RESTORING: dict[str, Any] = {
-    "stream": passages,
-    "has_decoder": True,
-    "objective": _loss("sequence_to_sequence", "Restoration"),
-    "heads": lambda vocabulary_head, data: ("decoder",),
-    "reference": None,
-    "defaults": {"next_sentence": False, "short_seq_prob": 0.0},
-}
-_LEFT_TO_RIGHT: dict[str, Any] = {
-    "is_causal": True,
-    "names": ("language-model", "Next tokens"),
-    "reference": partial(TokenFrequencies, tells_text=True),
-    "defaults": {"next_sentence": False},
-    "unread": (*_UNMASKED, "whole_word_masking"),
-}
+_CAUSAL_LM = Pretraining(
+    "lm",
+    NextTokens,
+    left_to_right,
+    is_causal=True,
+    reference=partial(TokenFrequencies, tells_text=True),
+    defaults={"next_sentence": False},
+    unread=(*_UNMASKED, "whole_word_masking"),
+    names=("language-model", "Next tokens"),
+)
+_CARRIED_LM = replace(
+    _CAUSAL_LM,
+    stream=contiguous,
+    has_state=True,
+    objective=_loss("CarriedLanguageModeling"),
+    reference=partial(TokenFrequencies, tells_text=True, is_running=True),
+)
+_BIDIRECTIONAL_LM = Pretraining(
+    "bilm",
+    BothWays,
+    both_ways,
+    reads_spelling=True,
+    objective=_loss("BidirectionalLanguageModeling"),
+    reference=None,
+    defaults={"next_sentence": False, "max_length": 20},
+    unread=(*_UNMASKED, "whole_word_masking"),
+    names=("bidirectional-LM", "Words"),
+)
+_DENOISING = Pretraining(
+    "denoising",
+    Denoising,
+    passages,
+    has_decoder=True,
+    section=DenoisingSection,
+    data=DenoisingData,
+    objective=_loss("Restoration", "sequence_to_sequence"),
+    heads=lambda vocabulary_head, data: ("decoder",),
+    reference=None,
+    defaults={"next_sentence": False, "short_seq_prob": 0.0},
+    unread=_UNMASKED,
+    needs=("mask",),
+    names=("denoising", "Tokens"),
+)
+_SPAN_CORRUPTION = replace(
+    _DENOISING,
+    part="spans",
+    corruption=SpanCorruption,
+    section=SpanCorruptionSection,
+    data=SpanCorruptionData,
+    unread=(*_UNMASKED, "whole_word_masking"),
+    needs=(),
+    names=("missing-span", "Tokens of spans"),
+)
 PRETRAINING = Rows(
     "objective",
     {
         "masked_lm": Pretraining("mlm", Masking, needs=("mask",), names=("masked-LM", "Masked tokens")),
-        "causal_lm": Pretraining("lm", NextTokens, left_to_right, **_LEFT_TO_RIGHT),
-        "carried_lm": Pretraining(
-            "lm",
-            NextTokens,
-            contiguous,
-            **{**_LEFT_TO_RIGHT, "reference": partial(TokenFrequencies, tells_text=True, is_running=True)},
-            has_state=True,
-            objective=_loss("masked_lm", "CarriedLanguageModeling"),
-        ),
-        "bidirectional_lm": Pretraining(
-            "bilm",
-            BothWays,
-            both_ways,
-            reads_spelling=True,
-            objective=_loss("bidirectional_lm", "BidirectionalLanguageModeling"),
-            reference=None,
-            defaults={"next_sentence": False, "max_length": 20},
-            unread=(*_UNMASKED, "whole_word_masking"),
-            names=("bidirectional-LM", "Words"),
-        ),
-        "denoising": Pretraining(
-            "denoising",
-            Denoising,
-            **_RESTORING,
-            section=DenoisingSection,
-            data=DenoisingData,
-            unread=_UNMASKED,
-            needs=("mask",),
-            names=("denoising", "Tokens"),
-        ),
-        "span_corruption": Pretraining(
-            "spans",
-            SpanCorruption,
-            **_RESTORING,
-            section=SpanCorruptionSection,
-            data=SpanCorruptionData,
-            unread=(*_UNMASKED, "whole_word_masking"),
-            names=("missing-span", "Tokens of spans"),
-        ),
+        "causal_lm": _CAUSAL_LM,
+        "carried_lm": _CARRIED_LM,
+        "bidirectional_lm": _BIDIRECTIONAL_LM,
+        "denoising": _DENOISING,
+        "span_corruption": _SPAN_CORRUPTION,
     },
 )
 """The pre-training objectives by their names in recipes."""

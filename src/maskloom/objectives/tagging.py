@@ -16,7 +16,7 @@ from maskloom.layers.crf import LinearChainCRF
 from maskloom.layers.layer_mix import LayerCombination
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
-from maskloom.models.bilstm_tagger import BiLSTMTagger
+from maskloom.models.heads import BiLSTMTagger
 from maskloom.objectives.classification import SingleLabelClassification
 from maskloom.objectives.objective import (
     NOT_SCORED,

@@ -79,10 +79,10 @@ class Experiment:
 
     `models` has the pre-training settings by model name. `measures` names the pre-training metrics shown as columns,
     and `probes` the roles of the tasks; `tasks` are those of the paper's table, all measured at scales above tiny.
-    `needs` is the role that the experiment cannot do without. `published` has rows of the paper that no arm repeats,
-    `note` what else the paper says. With `recipes`, one per model, each model is pre-trained once and seeds vary only
-    fine-tuning; `given` are existing model folders. `finetuning` is a recipe that replaces the scale's own. Without
-    `models`, arms are trained from scratch with a vocabulary built from the task's own texts.
+    `published` has rows of the paper that no arm repeats, `note` what else the paper says. With `recipes`, one per
+    model, each model is pre-trained once and seeds vary only fine-tuning; `given` are existing model folders.
+    `finetuning` is a recipe that replaces the scale's own. Without `models`, arms are trained from scratch with a
+    vocabulary built from the task's own texts.
     """
 
     title: str
@@ -93,12 +93,16 @@ class Experiment:
     measures: tuple[str, ...] = ()
     probes: tuple[str, ...] = ("pair", "sentence", "span")
     tasks: tuple[str, ...] = ()
-    needs: str | None = None
     published: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     note: str = ""
     recipes: Mapping[str, Path] = field(default_factory=dict)
     finetuning: Path | None = None
     given: Mapping[str, Path] = field(default_factory=dict)
+
+    @property
+    def is_curve(self) -> bool:
+        """Whether checkpoints of a model are compared over the steps of its pre-training."""
+        return any(arm.at < 1.0 for arm in self.arms)
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,11 @@ def within(bound: float, one: str, other: str, column: str) -> Measure:
     """Return how far two arms' scores are closer to each other than a bound, per seed."""
     difference = above(one, other, column)
     return lambda scores: [bound - abs(value) for value in difference(scores)]
+
+
+def _claims(column: str, *rows: tuple[str, str, str]) -> tuple[Trend, ...]:
+    """Return a trend for each claim with its better and its worse arm."""
+    return tuple(Trend(claim, above(better, worse, column)) for claim, better, worse in rows)
 
 
 def _on(tasks: Sequence[str], claim: str, better: str, worse: str) -> tuple[Trend, ...]:
@@ -240,29 +249,23 @@ def _features(layers: str, scale: str) -> tuple[str, ...]:
 
 def table_7(scale: str) -> Experiment:
     """Return Table 7, frozen features, at a scale; below "paper" of a model of four layers, whose sums are one."""
+    paper = {layers: {"NER": value} for layers, value in _LAYERS.items()}
     measured = [layers for layers in _LAYERS if scale == "paper" or layers != "sum_all"]
+    frozen = (Arm(layers, "BERT", _features(layers, scale), paper[layers], kind="tagging") for layers in measured)
     return Experiment(
         title="Table 7: features of a frozen encoder",
         section="5.4",
         models={"BERT": _size(4, 128, 2) if scale == "tiny" else ()},
-        arms=(
-            Arm("fine-tuning", "BERT", paper={"NER": 96.4}, kind="tagging"),
-            *(
-                Arm(layers, "BERT", _features(layers, scale), {"NER": _LAYERS[layers]}, kind="tagging")
-                for layers in measured
-            ),
-        ),
-        trends=(
-            Trend("the last layer is better than the embeddings", above("last", "embeddings", "conll2003")),
-            Trend("the second-to-last layer is better than the last", above("second_to_last", "last", "conll2003")),
-            Trend("four layers are better than the last", above("concat_last_four", "last", "conll2003")),
-            Trend(
-                "fine-tuning is better than the best features", above("fine-tuning", "concat_last_four", "conll2003")
-            ),
+        arms=(Arm("fine-tuning", "BERT", paper={"NER": 96.4}, kind="tagging"), *frozen),
+        trends=_claims(
+            "conll2003",
+            ("the last layer is better than the embeddings", "last", "embeddings"),
+            ("the second-to-last layer is better than the last", "second_to_last", "last"),
+            ("four layers are better than the last", "concat_last_four", "last"),
+            ("fine-tuning is better than the best features", "fine-tuning", "concat_last_four"),
         ),
         probes=("conll2003",),
-        needs="conll2003",
-        published={layers: {"NER": value} for layers, value in _LAYERS.items() if layers not in measured},
+        published={layers: row for layers, row in paper.items() if layers not in measured},
     )
 
 
@@ -280,48 +283,28 @@ def _masking(name: str) -> tuple[str, ...]:
 
 def table_8(scale: str) -> Experiment:
     """Return Table 8, masking rates, at a scale; "tiny" halves the steps and uses features of both layers."""
-    is_tiny, kept, plain = scale == "tiny", "80/10/10", "100/0/0"
+    is_tiny, kept, plain, random = scale == "tiny", "80/10/10", "100/0/0", "0/0/100"
     # With pairs, such small models stay on the unigram plateau unless some predicted tokens are kept.
     shorter = ("training.steps=1500", "data.next_sentence=false") if is_tiny else ()
+    frozen = _features("1,2" if is_tiny else "concat_last_four", scale)
+    of_features = above(f"{kept}, features", f"{plain}, features", "conll2003")
+    more, close = "features suffer more from [MASK] alone than fine-tuning does", "are within one point on"
     return Experiment(
         title="Table 8 of the later version: masking (mask/same/random)",
         section="C.2",
         models={name: (*_masking(name), *shorter) for name in _MASKS},
         arms=(
             *(Arm(name, name, paper=_paper(_TABLE_8, *values)) for name, values in _MASKS.items()),
-            *(
-                Arm(
-                    f"{name}, features",
-                    name,
-                    _features("1,2" if is_tiny else "concat_last_four", scale),
-                    kind="tagging",
-                )
-                for name in _MASKS
-            ),
+            *(Arm(f"{name}, features", name, frozen, kind="tagging") for name in _MASKS),
         ),
         trends=(
-            Trend(
-                "features suffer where every predicted token is [MASK]",
-                above(f"{kept}, features", f"{plain}, features", "conll2003"),
-            ),
-            Trend("random tokens alone are worse than the mix, fine-tuned", above(kept, "0/0/100", "sentence")),
-            Trend(
-                "features suffer more from [MASK] alone than fine-tuning does",
-                beyond(above(f"{kept}, features", f"{plain}, features", "conll2003"), above(kept, plain, "conll2003")),
-            ),
-            *(
-                Trend(
-                    f"fine-tuned, {kept} and {plain} are within one point on {what}",
-                    within(_CLOSE, kept, plain, column),
-                    task,
-                )
-                for what, column, task in (
-                    ("sentences", "sentence", None),
-                    ("named entities", "conll2003", None),
-                    ("mnli", "mnli", "mnli"),
-                )
-            ),
-            *_on(("mnli",), "random tokens alone are worse than the mix, fine-tuned,", kept, "0/0/100"),
+            Trend("features suffer where every predicted token is [MASK]", of_features),
+            Trend("random tokens alone are worse than the mix, fine-tuned", above(kept, random, "sentence")),
+            Trend(more, beyond(of_features, above(kept, plain, "conll2003"))),
+            Trend(f"fine-tuned, {kept} and {plain} {close} sentences", within(_CLOSE, kept, plain, "sentence")),
+            Trend(f"fine-tuned, {kept} and {plain} {close} named entities", within(_CLOSE, kept, plain, "conll2003")),
+            Trend(f"fine-tuned, {kept} and {plain} {close} mnli", within(_CLOSE, kept, plain, "mnli"), "mnli"),
+            *_on(("mnli",), "random tokens alone are worse than the mix, fine-tuned,", kept, random),
         ),
         probes=("sentence", "conll2003"),
         tasks=("mnli",),
@@ -329,31 +312,23 @@ def table_8(scale: str) -> Experiment:
 
 
 _STEPS = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
-_CURVES = {"masked": "BERT", "left-to-right": "LTR"}
-
-
-def _at(curve: str, fraction: float) -> str:
-    return f"{curve} {fraction:.0%}"
-
-
 FIGURE_4 = Experiment(
     title="Figure 4: steps of pre-training",
     section="5.3",
     models={"BERT": (), "LTR": _LEFT_TO_RIGHT},
     arms=tuple(
-        Arm(_at(curve, at), model, paper={"MNLI-m, about": end} if at == 1.0 else {}, at=at)
-        for (curve, model), end in zip(_CURVES.items(), (84.4, 82.0), strict=True)
+        Arm(f"{curve} {at:.0%}", model, paper={"MNLI-m, about": end} if at == 1.0 else {}, at=at)
+        for curve, model, end in (("masked", "BERT", 84.4), ("left-to-right", "LTR", 82.0))
         for at in _STEPS
     ),
     trends=(
-        *(
-            Trend(f"more steps help the {curve} model", above(_at(curve, 1.0), _at(curve, 0.1), "sentence"))
-            for curve in _CURVES
-        ),
-        Trend("the last 60 % of the steps still help the masked model", above("masked 100%", "masked 40%", "sentence")),
-        *(
-            Trend(f"the masked one leads at {at:.0%}", above(_at("masked", at), _at("left-to-right", at), "sentence"))
-            for at in (0.4, 1.0)
+        *_claims(
+            "sentence",
+            ("more steps help the masked model", "masked 100%", "masked 10%"),
+            ("more steps help the left-to-right model", "left-to-right 100%", "left-to-right 10%"),
+            ("the last 60 % of the steps still help the masked model", "masked 100%", "masked 40%"),
+            ("the masked one leads at 40%", "masked 40%", "left-to-right 40%"),
+            ("the masked one leads at 100%", "masked 100%", "left-to-right 100%"),
         ),
         *_on(("mnli",), "the last 60 % of the steps still help the masked model", "masked 100%", "masked 40%"),
         *_on(("mnli",), "the masked one leads at the end", "masked 100%", "left-to-right 100%"),
@@ -362,7 +337,7 @@ FIGURE_4 = Experiment(
     tasks=("mnli",),
     note="The paper plots MNLI from 200,000 to 1,000,000 steps without giving numbers, so its values are approximate. "
     "There the masked model leads almost from the start, and gains almost one point from 500,000 to 1,000,000 steps.",
-)  # fmt: skip
+)
 
 # Rows of Table 3 of Vaswani et al. 2017: the key that changes, its value at each scale, the paper's row name, its
 # BLEU on newstest2013, and its parameters in millions.
@@ -390,10 +365,7 @@ _SETTINGS_3: Mapping[str, tuple[str, float]] = {
 }
 # Each scale's recipe overrides, and its width, feed-forward width and heads, which the big model doubles.
 _SCALES_3: Mapping[str, tuple[tuple[str, ...], tuple[int, int, int]]] = {
-    "tiny": (
-        ("training.epochs=1.0", *_size(3, 128, 4), "model.config.intermediate_size=512"),
-        (128, 512, 4),
-    ),
+    "tiny": (("training.epochs=1.0", *_size(3, 128, 4), "model.config.intermediate_size=512"), (128, 512, 4)),
     "one-gpu": (('model.size="mini"', "model.config.intermediate_size=1024"), (256, 1024, 4)),
     "paper": (('model.size="base"', "model.config.intermediate_size=2048"), (512, 2048, 8)),
 }
@@ -425,18 +397,20 @@ def transformer_table_3(scale: str) -> Experiment:
             *(Arm(name, "", (*change, *own), paper, millions=millions) for name, own, paper, millions in rows),
         ),
         trends=(
-            Trend("one head is worse", above(base, "one head", task)),
-            Trend("more layers are better than fewer", above("more layers", "fewer layers", task)),
-            Trend("a wider model is better", above("twice the width", "half the width", task)),
-            Trend("a wider feed-forward is better", above("twice the feed-forward", "half the feed-forward", task)),
-            Trend("dropout helps", above(base, "no dropout", task)),
-            Trend("label smoothing helps", above(base, "no label smoothing", task)),
+            *_claims(
+                task,
+                ("one head is worse", base, "one head"),
+                ("more layers are better than fewer", "more layers", "fewer layers"),
+                ("a wider model is better", "twice the width", "half the width"),
+                ("a wider feed-forward is better", "twice the feed-forward", "half the feed-forward"),
+                ("dropout helps", base, "no dropout"),
+                ("label smoothing helps", base, "no label smoothing"),
+            ),
             Trend(
                 "learned positions are within one BLEU of sinusoids", within(_CLOSE, base, "learned positions", task)
             ),
         ),
         probes=(task,),
-        needs=task,
         finetuning=SHIPPED / "translation.toml",
     )  # fmt: skip
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from maskloom.errors import amount
 from maskloom.reproduce.experiments import Trend
-from maskloom.reproduce.results import make_folder, trend_row, verdict_text, write_page
+from maskloom.reproduce.results import trend_row, verdict_text, write_page
 from maskloom.runs.charts import Line, line_chart
+from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.report.page import Chart
 
 SIZE, KERNEL, NEIGHBORS = 64, 3, 8
@@ -117,34 +118,30 @@ def cost(name: str, seconds: np.ndarray) -> dict[str, Any]:
     }
 
 
-def transformer_table_1(out: Path) -> dict[str, Any]:
+def transformer_table_1(out: Path, _: Progress = SILENT) -> dict[str, Any]:
     """Measure the layers and write transformer-table1 as .json, .html and .md to a folder."""
-    make_folder(out)
+    out.mkdir(parents=True, exist_ok=True)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         found = {name: cost(name, timings(layer)) for name, layer in layers().items()}
     finally:
         torch.set_num_threads(threads)
-    for name, layer in layers().items():
-        found[name]["paths"] = [num_layers_between_ends(layer, length) for length in _PATHS]
-        found[name]["layers"] = found[name]["paths"][_PATHS.index(_SHORT)]
-    rows, lines, paths, told = [], list[Line](), list[Line](), list[str]()
-    for name, row in found.items():
-        (operations, stated, path), at = _STATED[name], f"c{len(lines)}"
-        unstable = ", ".join(map(str, row["unstable"]))
-        rows.append(
-            [name, operations, str(stated), f"{row['exponent']:.2f}", unstable or "–", path, str(row["layers"])]
-        )
-        lines.append(Line(name, [(n, 1e3 * value) for n, value in zip(LENGTHS, row["seconds"], strict=True)], at))
-        steps = [n if name == "recurrent" else 1 for n in _PATHS]
-        longest = [(n, many * number) for n, many, number in zip(_PATHS, steps, row["paths"], strict=True)]
-        paths.append(Line(name, longest, at))
+    rows, times, paths, told = [], list[Line](), list[Line](), list[str]()
+    for number, (name, layer) in enumerate(layers().items()):
+        (operations, stated, path), row, style = _STATED[name], found[name], f"c{number}"
+        row["paths"] = [num_layers_between_ends(layer, length) for length in _PATHS]
+        row["layers"] = row["paths"][_PATHS.index(_SHORT)]
+        exponent, unstable = f"{row['exponent']:.2f}", ", ".join(map(str, row["unstable"]))
+        rows.append([name, operations, str(stated), exponent, unstable or "–", path, str(row["layers"])])
+        times.append(Line(name, [(n, 1e3 * value) for n, value in zip(LENGTHS, row["seconds"], strict=True)], style))
+        longest = [n * many if name == "recurrent" else many for n, many in zip(_PATHS, row["paths"], strict=True)]
+        paths.append(Line(name, [*zip(_PATHS, longest, strict=True)], style))
         told.append(
-            f"{verdict_text(row['trend']).replace('**', '')}: n^{row['exponent']:.2f}; the ends of a text meet after "
+            f"{verdict_text(row['trend']).replace('**', '')}: n^{exponent}; the ends of a text meet after "
             f"{amount(row['layers'], 'layer')}{f'; unstable at {unstable} tokens' * bool(unstable)}"
         )
-    told = write_page(
+    return write_page(
         out,
         "transformer-table1",
         {"lengths": LENGTHS, "path_lengths": _PATHS, "layers": found},
@@ -164,8 +161,7 @@ def transformer_table_1(out: Path) -> dict[str, Any]:
         ],
         rows=rows,
         charts=[
-            Chart("Time of a layer", line_chart(lines, x_name="tokens", y_name="milliseconds")),
+            Chart("Time of a layer", line_chart(times, x_name="tokens", y_name="milliseconds")),
             Chart("Longest path", line_chart(paths, x_name="tokens", y_name="layers, of recurrence its steps")),
         ],
     )
-    return {"layers": found, "lines": told}

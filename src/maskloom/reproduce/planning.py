@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from maskloom.reproduce.judging import HELD_OUT_FRACTION
 from maskloom.reproduce.probes import Probe
 from maskloom.runs.plan import plan_pretraining
 from maskloom.runs.pretraining_plan import check_model
+from maskloom.runs.recipes import KINDS
 from maskloom.runs.start_summary import in_words
 
 # Extra settings for masked models at a scale: twice the paper's prediction targets, as in the quick start.
@@ -44,15 +46,13 @@ class Plan:
 
     def pretraining(self, model: str, seed: int) -> PretrainRecipe:
         """Return a model's recipe; if an arm needs an intermediate checkpoint, one is kept every tenth of the steps."""
+        settings = self.experiment.models[model]
         if self.experiment.recipes:
             held_out = f"data.held_out_fraction={HELD_OUT_FRACTION}"
-            changes = [held_out, *self.experiment.models[model], *self.overrides.get("pretrain", ())]
-            return load_recipe(PretrainRecipe, self.experiment.recipes[model], changes)
-        settings = list(self.experiment.models[model])
+            return self._recipe("pretrain", [held_out, *settings], 0, self.experiment.recipes[model])
         is_masked = "objective=causal_lm" not in settings
-        settings = [*(_MASKED.get(self.scale, ()) if is_masked else ()), *settings]
-        recipe = _recipe(PretrainRecipe, self.scale, "pretrain", [*settings, *self.overrides.get("pretrain", ())], seed)
-        if all(arm.at == 1.0 for arm in self.experiment.arms):
+        recipe = self._recipe("pretrain", [*(_MASKED.get(self.scale, ()) if is_masked else ()), *settings], seed)
+        if not self.experiment.is_curve:
             return recipe
         # the extra save of a run that is stopped must not push out a checkpoint that an arm needs
         kept = {"save_every": max(1, num_steps(recipe) // 10), "keep_checkpoints": _MORE_THAN_SAVED}
@@ -60,12 +60,20 @@ class Plan:
 
     def finetuning(self, arm: Arm, probe: Probe, seed: int) -> FinetuneRecipe:
         """Return the recipe for fine-tuning an arm on a task."""
-        settings = [f'task="{probe.kind}"'] if probe.kind else []
+        kind = [f'task="{probe.kind}"'] if probe.kind else []
         own = () if arm.linear and probe.kind != "tagging" else arm.settings
-        settings += [*probe.settings, *own, *self.overrides.get("finetune", ())]
-        if self.experiment.finetuning:
-            return load_recipe(FinetuneRecipe, self.experiment.finetuning, [f"seed={seed}", *settings])
-        return _recipe(FinetuneRecipe, self.scale, "finetune", settings, seed)
+        return self._recipe("finetune", [*kind, *probe.settings, *own], seed, self.experiment.finetuning)
+
+    def _recipe(self, name: str, settings: Sequence[str], seed: int, path: Path | None = None) -> Any:
+        """Return a recipe, by default the scale's, with settings and then the user's own."""
+        of_scale, published = (
+            Path(__file__).with_name(f"{self.scale}-{name}.toml"),
+            SHIPPED / f"{_PUBLISHED[name]}.toml",
+        )
+        changes = [f"seed={seed}", *settings, *self.overrides.get(name, ())]
+        return load_recipe(
+            KINDS[name], path or (published if self.scale == "paper" else of_scale), changes, begin=f"{name}."
+        )
 
     def check(self) -> None:
         """Raise ConfigError if any recipe is invalid, or does not give what the experiment compares."""
@@ -78,31 +86,24 @@ class Plan:
         for model in self.experiment.models:
             recipe = self.pretraining(model, 0)
             check_model(recipe)
-            self._check_checkpoints(recipe)
             share = recipe.data.held_out_fraction
             if self.experiment.recipes and share != HELD_OUT_FRACTION:
                 raise ConfigError(
                     f"pretrain.data.held_out_fraction = {share:g}: losses are compared on the "
                     f"{HELD_OUT_FRACTION:g} of the documents that no recipe trains on; leave it out"
                 )
+            if self.experiment.is_curve:
+                self._check_checkpoints(recipe)
         for arm, role, seed in self.jobs():
             self.finetuning(arm, self.probes[role], seed)
 
     def _check_checkpoints(self, recipe: PretrainRecipe) -> None:
-        if all(arm.at == 1.0 for arm in self.experiment.arms):
-            return
-        if (minutes := recipe.training.minutes) is not None:
-            raise ConfigError(
-                f"pretrain.training.minutes = {minutes:g}: tenths of the steps are compared; give "
-                "pretrain.training.steps instead"
-            )
-        given = by_key(self.overrides.get("pretrain"))
-        if own := sorted(given.keys() & {"training.save_every", "training.keep_checkpoints"}):
-            raise ConfigError(f"pretrain.{own[0]}: the checkpoint of every tenth of the steps is kept; leave it out")
+        what, given = "tenths of the steps are compared", by_key(self.overrides.get("pretrain"))
+        for key in ("training.minutes", "training.save_every", "training.keep_checkpoints"):
+            if key in given:
+                raise ConfigError(f"--set pretrain.{given[key]}: {what}; leave it out")
         if (steps := num_steps(recipe)) % 10:
-            raise ConfigError(
-                f"pretrain.training.steps = {steps}: tenths of the steps are compared; give a multiple of 10"
-            )
+            raise ConfigError(f"pretrain.training.steps = {steps}: {what}; give a multiple of 10")
 
     def jobs(self) -> list[tuple[Arm, str, int]]:
         """Return the fine-tuning jobs: arm, role of the task, and seed."""
@@ -127,51 +128,33 @@ class Plan:
         return self.experiment.given.get(arm.model) or self.out / "pretrained" / slug(arm.model, seed)
 
 
-def _recipe(kind: Any, scale: str, name: str, settings: Sequence[str], seed: int) -> Any:
-    own, published = Path(__file__).with_name(f"{scale}-{name}.toml"), SHIPPED / f"{_PUBLISHED[name]}.toml"
-    return load_recipe(kind, published if scale == "paper" else own, [f"seed={seed}", *settings])
-
-
 def expected(plan: Plan, stages: Stages, num_jobs: int) -> str:
     """Estimate how long the remaining work will take, from timed steps of each model.
 
     Fine-tuning is assumed to take as long as pre-training on as many tokens in steps of the same size, because small
     steps, as with short examples, are less efficient.
     """
+    left = [job for job in plan.jobs() if not stages.has(scoring_stage(*job))]
     if not plan.experiment.models:
-        return f"{amount(sum(not stages.has(scoring_stage(*job)) for job in plan.jobs()), 'run')} from scratch left"
-    pretraining = finetuning = 0.0
-    threads = torch.get_num_threads()
-    if num_jobs > 1 and not plan.experiment.recipes:
+        return f"{amount(len(left), 'run')} from scratch left"
+    new = [run for run in plan.pretrainings() if not stages.has(pretraining_stage(*run))]
+    threads, timed = torch.get_num_threads(), cache(partial(_timed, plan))
+    first, has_all_cores = next(iter(plan.experiment.models)), bool(plan.experiment.recipes)
+    if num_jobs > 1 and not has_all_cores:
         torch.set_num_threads(1)  # as in each run
-    rates, left = {}, [job for job in plan.jobs() if not stages.has(scoring_stage(*job))]
-    for model in plan.experiment.models:
-        num_left = sum(
-            one == model and not stages.has(pretraining_stage(one, seed)) for one, seed in plan.pretrainings()
-        )
-        if not num_left and all(arm.model != model for arm, _, _ in left):
-            continue
-        row = _timed(plan, model)
-        rates[model], pretraining = row["tokens_per_second"], pretraining + num_left * row["seconds"]
-    if left and not rates:  # only runs of models made elsewhere are left
-        model = next(iter(plan.experiment.models))
-        rates[model] = _timed(plan, model)["tokens_per_second"]
-    slower: dict[int, float] = {}  # by the number of sequences per step
+    pretraining = sum(timed(model)["seconds"] for model, _ in new) / (1 if has_all_cores else num_jobs)
+    finetuning = 0.0
     for arm, role, seed in left:
-        probe, recipe = plan.probes[role], plan.finetuning(arm, plan.probes[role], seed)
-        num_tokens, num_rows = _size_of(probe)
-        model = next(iter(rates))
-        whole = plan.pretraining(model, 0)
-        few = max(1, round(num_tokens / num_rows * recipe.training.batch_size / whole.data.max_length))
-        if few not in slower:
-            is_few = few < whole.training.batch_size
-            slower[few] = rates[model] / _timed(plan, model, few)["tokens_per_second"] if is_few else 1.0
-        rate = rates.get(arm.model, min(rates.values())) / slower[few]
-        training = recipe.training
+        (num_tokens, num_rows), whole = _size_of(plan.probes[role]), plan.pretraining(first, 0)
+        training = plan.finetuning(arm, plan.probes[role], seed).training
+        # models from elsewhere are taken to be as fast as the first one
+        rate = timed(arm.model if arm.model in plan.experiment.models else first)["tokens_per_second"]
+        few = max(1, round(num_tokens / num_rows * training.batch_size / whole.data.max_length))
+        if few < whole.training.batch_size:
+            rate *= timed(first, few)["tokens_per_second"] / timed(first)["tokens_per_second"]
         epochs = training.epochs if training.steps is None else training.steps * training.batch_size / num_rows
-        finetuning += epochs * num_tokens / rate
+        finetuning += epochs * num_tokens / rate / num_jobs
     torch.set_num_threads(threads)
-    pretraining, finetuning = pretraining / (1 if plan.experiment.recipes else num_jobs), finetuning / num_jobs
     told = [in_words(seconds) for seconds in (pretraining + finetuning, pretraining, finetuning)]
     return f"about {told[0]}: {told[1]} of pre-training and {told[2]} for {amount(len(left), 'run')} of fine-tuning"
 

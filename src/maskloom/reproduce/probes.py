@@ -35,6 +35,10 @@ _OTHERS = {
     "conll2003": ("tagging", "conll2003", ("train.txt", "eng.train"), ("dev.txt", "valid.txt", "eng.testa")),
     "multi30k": ("seq2seq", None, ("train.de",), ("val.de",)),
 }
+FILES: dict[str, str] = {
+    name: f"{name}/{trains[0]} and {name}/{devs[0]}" for name, (_, _, trains, devs) in _OTHERS.items()
+}
+"""Where the user's own tasks are expected, in addition to GLUE's."""
 # The target language of translations, in parallel files of lines.
 _WRITTEN = "en"
 
@@ -141,8 +145,6 @@ def own_probes(folder: Path) -> dict[str, Probe]:
             settings = (f"seq2seq.target_suffix={_WRITTEN}",) if kind == "seq2seq" else ()
             found[name] = Probe(name, kind, LabelledFiles(train, dev, reading), settings)
     if not found:
-        raise DataError(
-            f"{folder}: no tasks found; expected GLUE's files (RTE/train.tsv and RTE/dev.tsv …), "
-            + ", ".join(f"{name}/{trains[0]} and {name}/{devs[0]}" for name, (_, _, trains, devs) in _OTHERS.items())
-        )
+        own = ", ".join(FILES.values())
+        raise DataError(f"{folder}: no tasks found; expected GLUE's files (RTE/train.tsv and RTE/dev.tsv …), {own}")
     return found

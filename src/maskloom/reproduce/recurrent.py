@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -18,7 +19,7 @@ from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.recurrent import RecurrentDecoder
 from maskloom.models.recurrent_config import GruConfig, LstmConfig, RecurrentConfig, RnnConfig
-from maskloom.reproduce.results import make_folder, write_page
+from maskloom.reproduce.results import write_page
 from maskloom.runs.charts import Line, heat_map, line_chart
 from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.report.page import NUM_COLOURS, Chart
@@ -26,14 +27,19 @@ from maskloom.runs.report.page import NUM_COLOURS, Chart
 _UNITS, _STEPS_BACK, _RATE, _BATCH, _EXPLODING = 32, 50, 3e-3, 32, 1.2
 _BEGIN, _END, _DIGITS = 10, 11, 10
 _MOST_TRAINED = 20  # longest training text, in digits; longer test texts also have unseen lengths
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "linear": lambda x: x,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+}
 # Networks that must remember the first token of a text to its end.
 _MEMORIES: dict[str, Callable[..., RecurrentConfig]] = {
-    "Elman, sigmoid": lambda **sizes: RnnConfig(**sizes, nonlinearity="sigmoid"),
+    "Elman, sigmoid": partial(RnnConfig, nonlinearity="sigmoid"),
     "Elman, tanh": RnnConfig,
     "LSTM, forget bias 1": LstmConfig,
-    "LSTM, forget bias 5": lambda **sizes: LstmConfig(**sizes, forget_bias=5.0),
+    "LSTM, forget bias 5": partial(LstmConfig, forget_bias=5.0),
     "GRU": GruConfig,
-    "GRU, forget bias 5": lambda **sizes: GruConfig(**sizes, forget_bias=5.0),
+    "GRU, forget bias 5": partial(GruConfig, forget_bias=5.0),
 }
 
 Reader = Literal["none", "dot", "scaled_dot", "mlp", "bilinear"]
@@ -159,78 +165,60 @@ def gate_shares(model: EncoderWithHeads, length: int) -> dict[str, dict[float, f
 
 
 def rnn_gradients(
-    out: Path,
-    *,
-    lengths: Sequence[int] = (5, 10, 20, 50, 100, 200),
-    num_steps: int = 400,
-    progress: Progress = SILENT,
+    out: Path, progress: Progress = SILENT, *, lengths: Sequence[int] = (5, 10, 20, 50, 100, 200), num_steps: int = 400
 ) -> dict[str, Any]:
     """Measure how gradients vanish or explode over time and which networks remember a first token; write a page."""
-    make_folder(out)
-    kinds = {"linear": lambda x: x, "tanh": torch.tanh, "sigmoid": torch.sigmoid}
+    out.mkdir(parents=True, exist_ok=True)
     norms = {
         f"{name}, {radius:g}": gradient_norms(activation, radius, num_steps=_STEPS_BACK)
-        for name, activation in kinds.items()
+        for name, activation in _ACTIVATIONS.items()
         for radius in (0.5, 1.0, 1.5)
     }
-    slopes = {name: math.log10(max(values[-1], 1e-300)) / _STEPS_BACK for name, values in norms.items()}
+    slopes = {name: _exponent(values[-1]) / _STEPS_BACK for name, values in norms.items()}
     sizes = {"vocab_size": 10, "hidden_size": _UNITS, "initializer_range": 0.5}
     sizes |= {"causal": True, "hidden_dropout_prob": 0.0}
     accuracies, gates = dict[str, dict[int, float]](), dict[str, dict[str, dict[float, float]]]()
     for name, make in _MEMORIES.items():
-        found = dict[int, tuple[EncoderWithHeads, float]]()
         progress.begin(f"{name}: first tokens of {len(lengths)} lengths", len(lengths))
-        for length in lengths:
-            found[length] = first_token_network(make(**sizes), length, num_steps=num_steps)
-            progress.advance(len(found))
-        accuracies[name] = {length: accuracy for length, (_, accuracy) in found.items()}
-        if name.startswith("LSTM"):
-            gates[name] = gate_shares(found[lengths[-1]][0], lengths[-1])
+        accuracies[name] = {}
+        for number, length in enumerate(lengths, start=1):
+            network, accuracies[name][length] = first_token_network(make(**sizes), length, num_steps=num_steps)
+            progress.advance(number)
+            if name.startswith("LSTM") and number == len(lengths):
+                gates[name] = gate_shares(network, length)
     progress.end()
-    by_kind = {kind: {name: norms[name] for name in norms if name.startswith(kind)} for kind in kinds}
+    limits = {"clipped at 1": 1.0, "not clipped": None}
+    clipped = {name: exploding_losses(limit, num_steps=num_steps) for name, limit in limits.items()}
+    what = "norm of the gradient by steps back in time, for several spectral radii of the recurrent matrix"
+    norms_of = {kind: {name: norms[name] for name in norms if name.startswith(kind)} for kind in _ACTIVATIONS}
     charts = [
+        *(Chart(f"{kind}: {what}", _logs(rows, "steps back", "the norm")) for kind, rows in norms_of.items()),
+        Chart("which networks recall the first token", _shares(accuracies, "tokens", "accuracy")),
+        *(
+            Chart(f"{name}: distribution of gate values", _shares(row, "value of a gate", "fraction"))
+            for name, row in gates.items()
+        ),
         Chart(
-            f"{kind}: norm of the gradient by steps back in time, for several spectral radii of the recurrent matrix",
-            _lines(_logs(rows), "steps back", "log10 of the norm"),
-        )
-        for kind, rows in by_kind.items()
+            f"a linear network of radius {_EXPLODING:g}, trained by gradient descent",
+            _logs(clipped, "steps", "the loss"),
+        ),
     ]
-    charts.append(Chart("which networks recall the first token", _lines(accuracies, "tokens", "accuracy", share=True)))
-    charts += [
-        Chart(f"{name}: distribution of gate values", _lines(row, "value of a gate", "fraction", share=True))
-        for name, row in gates.items()
+    lines = [
+        *(f"{name}: the norm changes by a factor of 10^{slope:.3f} per step" for name, slope in slopes.items()),
+        *(f"linear, {_EXPLODING:g}, gradients {name}: {_course(row, num_steps)}" for name, row in clipped.items()),
+        *(f"{name}: {_told(row)}" for name, row in accuracies.items()),
     ]
-    clipped, chart, told = _explosion(num_steps)
-    charts.append(chart)
-    lines = [f"{name}: the norm changes by a factor of 10^{slope:.3f} per step" for name, slope in slopes.items()]
-    lines += told
-    lines += [f"{name}: {_told(row)}" for name, row in accuracies.items()]
     about = f"Cells have {_UNITS} units. Networks are trained for at most {num_steps} steps of {_BATCH} texts."
     content = {"norms": norms, "slopes": slopes, "accuracies": accuracies, "gates": gates, "clipped": clipped}
     title = "What recurrent networks forget"
-    lines = write_page(out, "rnn-gradients", content, lines, title=title, about=about, charts=charts)
-    return {**content, "lines": lines}
-
-
-def _explosion(num_steps: int) -> tuple[dict[str, list[float]], Chart, list[str]]:
-    """Return the losses of `exploding_losses` with and without clipping, a chart of them, and a line for each."""
-    found = {
-        "clipped at 1": exploding_losses(1.0, num_steps=num_steps),
-        "not clipped": exploding_losses(None, num_steps=num_steps),
-    }
-    chart = Chart(
-        f"a linear network of radius {_EXPLODING:g}, trained by gradient descent",
-        _lines(_logs(found), "steps", "log10 of the loss"),
-    )
-    told = [f"linear, {_EXPLODING:g}, gradients {name}: {_course(row, num_steps)}" for name, row in found.items()]
-    return found, chart, told
+    return write_page(out, "rnn-gradients", content, lines, title=title, about=about, charts=charts)
 
 
 def _course(losses: Sequence[float], num_steps: int) -> str:
-    first, last = (math.log10(max(loss, 1e-300)) for loss in (losses[0], losses[-1]))
+    first, last = (f"10^{_exponent(loss):.1f}" for loss in (losses[0], losses[-1]))
     if len(losses) < num_steps:
-        return f"a loss of 10^{first:.1f}, then 10^{last:.1f}, and no finite loss from step {len(losses) + 1} on"
-    return f"a loss of 10^{first:.1f} at first and 10^{last:.1f} after {num_steps} steps"
+        return f"a loss of {first}, then {last}, and no finite loss from step {len(losses) + 1} on"
+    return f"a loss of {first} at first and {last} after {num_steps} steps"
 
 
 def reversal_accuracy(
@@ -238,11 +226,7 @@ def reversal_accuracy(
 ) -> tuple[dict[int, float], list[list[float]] | None]:
     """Train an LSTM to reverse digits; return exact-match accuracy by length, and one example's attention weights."""
     config = LstmConfig(
-        vocab_size=12,
-        hidden_size=64,
-        initializer_range=0.5,
-        hidden_dropout_prob=0.0,
-        decoder_attention=attention,
+        vocab_size=12, hidden_size=64, initializer_range=0.5, hidden_dropout_prob=0.0, decoder_attention=attention
     )
     model, generator = build_model(config, ("decoder",), seed=0), torch.Generator().manual_seed(0)
     head, longest = cast(RecurrentDecoder, model.heads["decoder"]), min(max(lengths), _MOST_TRAINED)
@@ -296,44 +280,51 @@ def on_antidiagonal(weights: Sequence[Sequence[float]]) -> float:
 
 def rnn_attention(
     out: Path,
+    progress: Progress = SILENT,
     *,
     lengths: Sequence[int] = (2, 5, 10, 15, 20, 30, 40),
     num_steps: int = 3000,
-    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Compare an LSTM that crams digits into one vector with LSTMs that attend to them; write a page."""
-    make_folder(out)
+    out.mkdir(parents=True, exist_ok=True)
     how = {"num_steps": num_steps, "progress": progress}
     found = {name: reversal_accuracy(reader, lengths, **how) for name, reader in _READERS.items()}
     accuracies = {name: row for name, (row, _) in found.items()}
-    charts = [Chart("digits reversed without an error", _lines(accuracies, "digits", "exact", share=True))]
     maps = {name: weights for name, (_, weights) in found.items() if weights is not None}
-    charts += [
-        Chart(f"{name}: attention of each target token to the source", heat_map(weights, name="attention"))
-        for name, weights in maps.items()
-    ]
     shares = {name: on_antidiagonal(weights) for name, weights in maps.items()}
-    lines = [f"{name}: {_told(row)}" for name, row in accuracies.items()]
-    lines += [
-        f"{name}: {share:.2f} of the attention is within one position of the correct digit"
-        for name, share in shares.items()
+    charts = [
+        Chart("digits reversed without an error", _shares(accuracies, "digits", "exact")),
+        *(
+            Chart(f"{name}: attention of each target token to the source", heat_map(weights, name="attention"))
+            for name, weights in maps.items()
+        ),
     ]
+    near = "of the attention is within one position of the correct digit"
+    lines = [f"{name}: {_told(row)}" for name, row in accuracies.items()]
+    lines += [f"{name}: {share:.2f} {near}" for name, share in shares.items()]
     most = min(max(lengths), _MOST_TRAINED)
     about = f"LSTMs of 64 units, trained for {num_steps} steps on 1 to {most} digits; 100 new texts of each length."
     content = {"accuracies": accuracies, "attention": maps, "on_antidiagonal": shares}
     title = "A sentence crammed into one vector"
-    lines = write_page(out, "rnn-attention", content, lines, title=title, about=about, charts=charts)
-    return {**content, "lines": lines}
+    return write_page(out, "rnn-attention", content, lines, title=title, about=about, charts=charts)
 
 
 def _told(row: Mapping[int, float]) -> str:
     return ", ".join(f"{value:.2f} at {length}" for length, value in row.items())
 
 
-def _logs(rows: Mapping[str, Sequence[float]]) -> dict[str, dict[int, float]]:
-    return {name: {at: math.log10(max(value, 1e-30)) for at, value in enumerate(row)} for name, row in rows.items()}
+def _exponent(value: float) -> float:
+    return math.log10(max(value, 1e-300))
 
 
-def _lines(rows: Mapping[str, Mapping[Any, float]], x_name: str, y_name: str, *, share: bool = False) -> str:
-    lines = [Line(name, [*row.items()], f"c{at % NUM_COLOURS}") for at, (name, row) in enumerate(rows.items())]
-    return line_chart(lines, x_name=x_name, y_name=y_name, as_percent=share)
+def _logs(rows: Mapping[str, Sequence[float]], x_name: str, what: str) -> str:
+    logs = {name: {at: math.log10(max(value, 1e-30)) for at, value in enumerate(row)} for name, row in rows.items()}
+    return line_chart(_lines(logs), x_name=x_name, y_name=f"log10 of {what}")
+
+
+def _shares(rows: Mapping[str, Mapping[Any, float]], x_name: str, y_name: str) -> str:
+    return line_chart(_lines(rows), x_name=x_name, y_name=y_name, as_percent=True)
+
+
+def _lines(rows: Mapping[str, Mapping[Any, float]]) -> list[Line]:
+    return [Line(name, [*row.items()], f"c{at % NUM_COLOURS}") for at, (name, row) in enumerate(rows.items())]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from math import inf, prod
 from operator import itemgetter
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from maskloom.checkpoints.huggingface import read_model_config
 from maskloom.checkpoints.tensor_files import open_weights
 from maskloom.config import FinetuneRecipe
 from maskloom.data.corpus.manifest import read_manifest
@@ -22,9 +24,10 @@ from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.metrics.answers import is_percent
 from maskloom.quickstart.journey import Stages
 from maskloom.reproduce.experiments import BUDGET_TASKS, EXPERIMENTS, LOSS, Arm, Budget, Experiment, what_it_buys
-from maskloom.reproduce.judging import check_held_out, check_vocabulary, linear_score, masked_losses, training_record
+from maskloom.reproduce.judging import check_held_out, check_vocabulary, linear_score, masked_losses
 from maskloom.reproduce.planning import Plan, expected, num_steps, pretraining_stage, scoring_stage, slug
 from maskloom.reproduce.probes import (
+    FILES,
     Probe,
     documentation_probes,
     make_joint_vocabulary,
@@ -40,10 +43,6 @@ from maskloom.runs.run_folder import RECIPE
 from maskloom.system.folder_lock import alone_in_folder
 from maskloom.system.worker_processes import Patience, results_of_processes
 
-_NEEDED = {
-    "conll2003": ("tagged words", "conll2003/train.txt and dev.txt"),
-    "multi30k": ("translations", "multi30k/train.de and val.de, and train.en and val.en"),
-}
 _MOST_FILES_NAMED = 3
 # Candidate tasks by role; the first available one is used. Above tiny, so are the other tasks of the paper's table.
 _ROLES = {
@@ -116,7 +115,6 @@ def reproduce(
     for folder in given:
         check_vocabulary(folder, plan.corpus)
         check_held_out(folder, plan.corpus)
-        training_record(folder)  # raises now rather than after all runs
     progress.say(expected(plan, stages, repeats.num_jobs))
     found = _run(plan, stages, repeats.num_jobs, progress)
     columns = {role: probe.name for role, probe in probes.items()}
@@ -134,11 +132,7 @@ def _text_of(corpus: Path) -> dict[str, Any]:
 
 
 def _check_tasks(
-    name: str,
-    experiment: Experiment,
-    probes: Mapping[str, Probe],
-    tasks: Path | None,
-    own: Mapping[str, Probe],
+    name: str, experiment: Experiment, probes: Mapping[str, Probe], tasks: Path | None, own: Mapping[str, Probe]
 ) -> None:
     """Raise ConfigError if an experiment uses none of the tasks given without a corpus, `own`, or no task at all."""
     if own and not own.keys() & {probe.name for probe in probes.values()}:
@@ -147,22 +141,15 @@ def _check_tasks(
             "not those in that folder; leave out --tasks, or give --corpus too"
         )
     if not probes and not experiment.measures:
-        wanted = (task for role in experiment.probes for task in _ROLES.get(role, (role,)) if task not in _ROLES)
-        raise ConfigError(f"--tasks {tasks}: {name} needs one of {', '.join(wanted)}, and there is none")
+        wanted = [task for role in experiment.probes for task in _ROLES.get(role, (role,)) if task not in _ROLES]
+        files = " or ".join(FILES.get(task) or task for task in wanted)
+        raise ConfigError(f"{name} needs {files}; pass --tasks FOLDER that has it")
 
 
 def _probes_of(experiment: Experiment, known: Mapping[str, Probe], *, with_all: bool) -> dict[str, Probe]:
-    """Return the known tasks by role, and `with_all` the others of the paper's table by their own names.
-
-    Raises ConfigError if the required task is missing.
-    """
-    named = {
-        role: next((known[task] for task in _ROLES.get(role, (role,)) if task in known), None)
-        for role in experiment.probes
-    }
-    if experiment.needs and named[experiment.needs] is None:
-        what, files = _NEEDED[experiment.needs]
-        raise ConfigError(f"{experiment.title}: needs {what}; pass --tasks FOLDER with {files}")
+    """Return the known tasks by role, and `with_all` the others of the paper's table by their own names."""
+    candidates = {role: _ROLES.get(role, (role,)) for role in experiment.probes}
+    named = {role: next((known[task] for task in tasks if task in known), None) for role, tasks in candidates.items()}
     found = {role: probe for role, probe in named.items() if probe is not None}
     taken = {probe.name for probe in found.values()}
     others = (task for task in experiment.tasks if with_all and task in known and task not in taken)
@@ -171,26 +158,27 @@ def _probes_of(experiment: Experiment, known: Mapping[str, Probe], *, with_all: 
 
 def _run(plan: Plan, stages: Stages, num_jobs: int, progress: Progress) -> dict[str, Any]:
     """Pre-train, fine-tune and return the metrics of models and the scores of arms, each as a list over seeds."""
-    jobs, pretrainings = plan.jobs(), plan.pretrainings()
-    runner = _Runner(stages, len(pretrainings) + len(jobs), progress)
+    jobs, pretrainings, compared = plan.jobs(), plan.pretrainings(), bool(plan.experiment.recipes)
     works = {pretraining_stage(*run): partial(_pretraining_work, plan, *run) for run in pretrainings}
+    scorings = {scoring_stage(*job): partial(_scoring_work, plan, *job) for job in jobs}
+    names = [*works, *scorings]
+    told = {name: f"{number}/{len(names)}  {name}" for number, name in enumerate(names, start=1)}
     # recipes with a budget of minutes each get all cores
-    found = runner.results(works, 1 if plan.experiment.recipes else num_jobs)
+    found = _results(works, told, stages, 1 if compared else num_jobs, progress)
     models = {run: found[pretraining_stage(*run)] for run in pretrainings}
-    found = runner.results({scoring_stage(*job): partial(_scoring_work, plan, *job) for job in jobs}, num_jobs)
+    found = _results(scorings, told, stages, num_jobs, progress)
     scored = [(arm.name, role, found[scoring_stage(arm, role, seed)]) for arm, role, seed in jobs]
     scores: dict[str, dict[str, list[float]]] = {}
     for name, role, result in scored:
         scores.setdefault(name, {}).setdefault(role, []).append(result["score"])
-    for arm in plan.experiment.arms:
-        for measure in plan.experiment.measures if arm.linear is None else ():
-            scores.setdefault(arm.name, {})[measure] = (
-                _losses(plan, arm, stages)
-                if measure == LOSS
-                else [models[arm.model, seed][measure] for seed in plan.seeds]
-            )
+    arms = [arm for arm in plan.experiment.arms if arm.linear is None]
+    for arm, measure in product(arms, plan.experiment.measures):
+        is_common = measure == LOSS
+        values = _losses(plan, arm, stages) if is_common else [models[arm.model, seed][measure] for seed in plan.seeds]
+        scores.setdefault(arm.name, {})[measure] = values
     return {
-        **_trained(plan, stages),
+        "seconds": stages.seconds,
+        "trained": {arm.name: _size(plan.model_folder(arm, 0)) for arm in arms if compared},
         "models": {model: [models[run] for run in pretrainings if run[0] == model] for model in plan.experiment.models},
         "scores": scores,
         "references": {role: one["reference"] for _, role, one in scored if one["reference"] is not None},
@@ -199,58 +187,41 @@ def _run(plan: Plan, stages: Stages, num_jobs: int, progress: Progress) -> dict[
     }
 
 
-def _trained(plan: Plan, stages: Stages) -> dict[str, Any]:
-    """Return the seconds of each stage and, for recipes with a budget, what is recorded of each model's training.
-
-    The record also counts the time before a resume, which a stage does not.
-    """
-    if not plan.experiment.recipes:
-        return {"seconds": stages.seconds}
-    arms = [arm for arm in plan.experiment.arms if arm.linear is None]
-    trained = {arm.name: training_record(plan.model_folder(arm, 0)) for arm in arms}
-    clocks = {pretraining_stage(*run): trained[run[0]]["minutes"] for run in plan.pretrainings()}
-    recorded = {stage: 60.0 * minutes for stage, minutes in clocks.items() if minutes is not None}
-    return {"seconds": {**stages.seconds, **recorded}, "trained": trained}
+def _size(run: Path) -> dict[str, int]:
+    config = read_model_config(resolve_model_folder(run))
+    return {"layers": config.num_hidden_layers, "width": config.hidden_size}
 
 
 Work = Callable[..., dict[str, Any]]
 """The work of a stage, called with `progress`; it can be pickled for a worker process."""
-
-
-@dataclass
-class _Runner:
-    """Runs unfinished stages one after the other, or in parallel in single-threaded processes."""
-
-    stages: Stages
-    num_stages: int
-    progress: Progress
-    _num_named: int = 0
-
-    def results(self, works: Mapping[str, Callable[[], Work]], num_jobs: int) -> dict[str, dict[str, Any]]:
-        """Return the result of each stage by name; `works` has functions that create the work when its turn comes."""
-        left = ((name, make()) for name, make in works.items() if self._is_left(name))
-        if num_jobs == 1:
-            for name, work in left:
-                self.stages.run(name, partial(work, progress=self.progress))
-        else:
-            since = time.perf_counter()
-            for name, result in results_of_processes(
-                _worker, (), left, num_jobs, name=itemgetter(0), patience=_PATIENCE
-            ):
-                self.stages.keep(name, result, since=since)
-                since = time.perf_counter()
-                self.progress.say(f"done: {name}")
-        return {name: self.stages.run(name, dict) for name in works}
-
-    def _is_left(self, name: str) -> bool:
-        self._num_named += 1
-        if not self.stages.has(name):
-            self.progress.say(f"{self._num_named}/{self.num_stages}  {name}")
-        return not self.stages.has(name)
-
-
 # Runs may be long, and their first steps slow.
 _PATIENCE = Patience(named_after=inf, limit=inf)
+
+
+def _results(
+    works: Mapping[str, Callable[[], Work]], told: Mapping[str, str], stages: Stages, num_jobs: int, progress: Progress
+) -> dict[str, dict[str, Any]]:
+    """Do unfinished work one by one, or in parallel in single-threaded processes; return the result of each stage.
+
+    `works` has functions that create the work of a stage when its turn comes, `told` what is said then.
+    """
+
+    def left() -> Iterator[tuple[str, Work]]:
+        for name, make in works.items():
+            if not stages.has(name):
+                progress.say(told[name])
+                yield name, make()
+
+    if num_jobs == 1:
+        for name, work in left():
+            stages.run(name, partial(work, progress=progress))
+    else:
+        since, how = time.perf_counter(), {"name": itemgetter(0), "patience": _PATIENCE}
+        for name, result in results_of_processes(_worker, (), left(), num_jobs, **how):
+            stages.keep(name, result, since=since)
+            since = time.perf_counter()
+            progress.say(f"done: {name}")
+    return {name: stages.run(name, dict) for name in works}
 
 
 def _worker() -> Callable[[tuple[str, Work]], tuple[str, dict[str, Any]]]:

@@ -14,8 +14,9 @@ from maskloom.models.bert import BertConfig
 from maskloom.models.elmo_config import ElmoConfig
 from maskloom.models.encoder import Encoder
 from maskloom.models.gpt_config import GptConfig
-from maskloom.reproduce.results import make_folder, write_page
+from maskloom.reproduce.results import write_page
 from maskloom.runs.charts import heat_map
+from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.report.page import Chart
 
 LENGTH = 6
@@ -50,9 +51,9 @@ def dependence(encoder: Encoder, token_ids: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
-def figure_1(out: Path) -> dict[str, Any]:
+def figure_1(out: Path, _: Progress = SILENT) -> dict[str, Any]:
     """Measure BERT, left-to-right BERT, GPT and ELMo with random weights; write figure1 as .json, .html and .md."""
-    make_folder(out)
+    out.mkdir(parents=True, exist_ok=True)
     ids = torch.arange(5, 5 + LENGTH)
     configs = {
         "BERT": BertConfig(**_SIZES, intermediate_size=64),
@@ -61,14 +62,14 @@ def figure_1(out: Path) -> dict[str, Any]:
         "ELMo": ElmoConfig(**{**_SIZES, "num_attention_heads": 1}, intermediate_size=64),
     }
     found = {name: dependence(build_model(config, heads=(), seed=0).encoder, ids) for name, config in configs.items()}
-    sees = {name: (matrix > 0).tolist() for name, matrix in found.items()}
     outputs, inputs = ([f"{letter}{place}" for place in range(1, LENGTH + 1)] for letter in "TE")
     charts = [
         Chart(name, heat_map(matrix.sqrt().tolist(), name="who sees whom", rows=outputs, columns=inputs))
         for name, matrix in found.items()
     ]
+    seen = {
+        name: "all others" if matrix.triu(1).any() else "itself and those before it" for name, matrix in found.items()
+    }
+    lines = [f"{name}: a token sees {tokens}" for name, tokens in seen.items()]
     content = {name: matrix.tolist() for name, matrix in found.items()}
-    both = {name: any(rows[i][j] for i in range(LENGTH) for j in range(i + 1, LENGTH)) for name, rows in sees.items()}
-    lines = [f"{name}: a token sees {'all others' if both[name] else 'itself and those before it'}" for name in sees]
-    lines = write_page(out, "figure1", content, lines, title="Figure 1: who sees whom", about=_ABOUT, charts=charts)
-    return {"sees": sees, "lines": lines}
+    return write_page(out, "figure1", content, lines, title="Figure 1: who sees whom", about=_ABOUT, charts=charts)

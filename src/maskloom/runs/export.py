@@ -216,7 +216,7 @@ def check_exportable(run: Path, pooling: PoolingMode | None, *, onnx: bool) -> N
 
 def _refuse_decoder(config: ModelConfig, folder: Path) -> None:
     if (row := architecture_of(config)).has_decoder or row.reads_spelling:
-        raise ConfigError(f"{folder}: a {row.name} cannot be exported to ONNX")
+        raise ConfigError(f"{folder}: the architecture {row.name} cannot be exported to ONNX")
 
 
 def write_onnx(folder: Path) -> list[str]:

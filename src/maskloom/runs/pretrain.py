@@ -26,8 +26,7 @@ from maskloom.models.architectures import architecture_of
 from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blocks
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.carrying import with_carry
-from maskloom.objectives.pretraining import PRETRAINING, Pretraining, row_of, unigram_of
-from maskloom.objectives.reference import TokenFrequencies
+from maskloom.objectives.pretraining import PRETRAINING, Pretraining, TokenFrequencies, row_of, unigram_of
 from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.model_writing import pretraining_card, write_best_model, write_model_folder
 from maskloom.runs.pretraining_plan import (

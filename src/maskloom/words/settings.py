@@ -4,37 +4,46 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from maskloom.sections import Positive, Section
+from maskloom.sections import Section, key
 
 
 class WordsRecipe(Section):
-    """A run that trains word vectors; the defaults are word2vec's, except for the model.
-
-    The help of `maskloom words train` says what each key means.
-    """
+    """A run that trains word vectors; the defaults are word2vec's, except for the model."""
 
     kind: Literal["words"] = "words"
-    model: Literal["skipgram", "cbow"] = "skipgram"
-    loss: Literal["negative", "hierarchical", "softmax"] = "negative"
-    size: int = Field(100, ge=1, le=10_000)
-    window: int = Field(5, ge=1, le=1000)
-    negative: int = Field(5, ge=1, le=1000)
-    noise_exponent: float = Field(0.75, ge=-10.0, le=10.0)
-    sample: float = Field(1e-3, ge=0.0, le=1.0)
-    context: Literal["mean", "sum"] = "mean"
-    divided_gradient: bool = False
-    epochs: int = Field(5, ge=1, le=100_000)
-    learning_rate: Positive | None = None
-    min_count: int = Field(5, ge=1, le=2**31)
-    tokenize: Literal["words", "spaces"] = "words"
-    cased: bool = False
-    phrases: int = Field(0, ge=0, le=10)
-    phrase_threshold: Positive = 100.0
-    workers: int = Field(1, ge=1, le=256)
-    deterministic: bool = False
-    seed: int = Field(0, ge=0, lt=2**32)
+    model: Literal["skipgram", "cbow"] = key(
+        "skipgram", "skipgram: each word of a window predicts its centre; cbow: all words of the window together do."
+    )
+    loss: Literal["negative", "hierarchical", "softmax"] = key(
+        "negative", "Negative sampling, hierarchical softmax over a Huffman tree, or softmax over all words."
+    )
+    size: int = key(100, "Dimension of the vectors.", ge=1, le=10_000)
+    window: int = key(5, "Maximum words on each side; the width of each window is drawn up to this.", ge=1, le=1000)
+    negative: int = key(5, "Noise words per prediction.", ge=1, le=1000)
+    noise_exponent: float = key(
+        0.75, "Noise words are drawn in proportion to their counts to this power.", ge=-10.0, le=10.0
+    )
+    sample: float = key(
+        1e-3, "Subsample words that make up more than this fraction of the text; 0 for none.", ge=0.0, le=1.0
+    )
+    context: Literal["mean", "sum"] = key("mean", "How cbow combines the vectors of a window.")
+    divided_gradient: bool = key(
+        False, "Divide the gradient of a cbow window by its number of words; word2vec does not."
+    )
+    epochs: int = key(5, "Passes over the text.", ge=1, le=100_000)
+    learning_rate: float | None = key(None, "Peak learning rate; by default 0.025 for skipgram, 0.05 for cbow.", gt=0.0)
+    min_count: int = key(5, "Drop words that occur less often than this.", ge=1, le=2**31)
+    tokenize: Literal["words", "spaces"] = key(
+        "words", "words: lower-cased, without punctuation; spaces: split at white space, otherwise unchanged."
+    )
+    cased: bool = key(False, "Keep case with --tokenize words.")
+    phrases: int = key(0, "Passes that join pairs of words into phrases, such as new_york.", ge=0, le=10)
+    phrase_threshold: float = key(100.0, "Minimum score of a phrase.", gt=0.0)
+    workers: int = key(1, "Number of training threads.", ge=1, le=256)
+    deterministic: bool = key(False, "Give the same vectors every time with several workers; takes more memory.")
+    seed: int = key(0, "Random seed.", ge=0, lt=2**32)
 
     @model_validator(mode="after")
     def _sample_has_an_inverse(self) -> Self:

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from maskloom.data.settings import PretrainingData
-from maskloom.objectives import reference
-from maskloom.objectives.pretraining import PRETRAINING
-from maskloom.objectives.reference import TokenFrequencies
+from maskloom.objectives import pretraining
+from maskloom.objectives.pretraining import PRETRAINING, TokenFrequencies
 
 
 @pytest.mark.parametrize("chunk", [1, 700, 1 << 22], ids=["less than a document", "some", "all"])
@@ -20,7 +19,7 @@ def test_the_tokens_of_documents_are_counted_in_few_reads(random_corpus, monkeyp
         first, last = corpus.document_offsets[document : document + 2]
         counts += np.bincount(corpus.sentences(first, last), minlength=len(counts))
     reads, read = [], corpus.sentences
-    monkeypatch.setattr(reference, "_CHUNK", chunk)
+    monkeypatch.setattr(pretraining, "_CHUNK", chunk)
     monkeypatch.setattr(corpus, "sentences", lambda *ends: reads.append(ends) or read(*ends))
     found = TokenFrequencies("mlm", corpus, documents)
     assert np.array_equal(found._log_frequencies, np.log(counts / counts.sum()))

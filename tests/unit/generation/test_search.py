@@ -158,7 +158,7 @@ def test_the_context_ends_a_text():
 
 
 @pytest.mark.parametrize(
-    ("prompt", "message"), [([], "prompt 1: 0 tokens; expected 1 to 23"), ([1] * 24, "prompt 1: 24 tokens")]
+    ("prompt", "message"), [([], "prompt 2: 0 tokens; expected 1 to 23"), ([1] * 24, "prompt 2: 24 tokens")]
 )
 def test_a_prompt_has_tokens_and_leaves_room(prompt, message):
     with pytest.raises(DataError, match=message):
@@ -231,10 +231,15 @@ def test_settings_that_would_change_nothing_are_refused(values, message):
         Generation().changed(values)
 
 
-def test_usual_values_are_never_refused():
+def test_usual_values_are_refused_only_where_they_are_given():
     usual = {"top_k": None, "top_p": 1.0, "seed": 0}
-    assert Generation(temperature=0.0, **usual) == Generation().changed({"temperature": 0.0, **usual})
+    assert Generation(temperature=0.0, **usual) == Generation().changed({"temperature": 0.0, "top_k": None})
     assert Generation(beam=3, temperature=1.0, **usual) == Generation(beam=3)
+    with pytest.raises(ConfigError, match="temperature = 0 with top_p, seed: the most likely"):
+        Generation().changed({"temperature": 0.0, **usual})
+    for given in ({"beam": 3, "seed": 0}, {"beam": 3, "temperature": 1.0}):
+        with pytest.raises(ConfigError, match=r"beam = 3 with (seed|temperature): beam search does not sample"):
+            Generation().changed(given)
 
 
 @pytest.mark.parametrize("width", [600, 1000, 4096])

@@ -96,8 +96,6 @@ def test_a_resized_vocabulary_keeps_its_rows_and_its_tie(size):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"heads": ("mlm", "parser")}, r"unknown heads \['parser'\]; known: mlm, lm, nsp, classifier"),
-        ({"heads": ("mlm", "mlm")}, "each must be named only once"),
         ({"heads": ("classifier",)}, "num_labels of at least 1; given: None"),
         ({"heads": ("classifier",), "num_labels": 0}, "num_labels of at least 1; given: 0"),
     ],

@@ -69,7 +69,7 @@ def test_a_plain_model_gets_a_fresh_one_that_is_saved_and_read_again(tmp_path, c
 def test_only_a_bert_takes_one(tmp_path):
     config = GptConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
     save_model(build_model(config, heads=("lm",), seed=0), tmp_path)
-    with pytest.raises(ConfigError, match=r"bilstm: .* is a GPT, which has no such part"):
+    with pytest.raises(ConfigError, match=r"bilstm: .* has the layout of GPT, which has no such part"):
         load_model(tmp_path, heads=("classifier",), num_labels=2, added={"bilstm": True})
 
 

@@ -7,7 +7,7 @@ from maskloom.errors import ConfigError
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
-from maskloom.models.bilstm_tagger import BiLSTMTagger
+from maskloom.models.heads import BiLSTMTagger
 
 CONFIG = BertConfig(
     vocab_size=9, hidden_size=4, num_hidden_layers=4, num_attention_heads=2, intermediate_size=6,

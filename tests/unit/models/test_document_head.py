@@ -9,7 +9,7 @@ from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.errors import ConfigError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
-from maskloom.models.document_head import DocumentHead
+from maskloom.models.heads import DocumentHead
 from maskloom.models.recurrent_config import GruConfig
 from maskloom.runs.export import write_onnx
 

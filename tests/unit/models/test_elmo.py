@@ -164,7 +164,7 @@ def test_a_folder_takes_a_bilstm_and_a_normalised_mix_and_others_do_not(tmp_path
         "intermediate_size": 32,
     }
     save_model(build_model(GptConfig(**sizes), (), seed=1), tmp_path / "gpt")
-    with pytest.raises(ConfigError, match=r"mix_dropout: .*gpt is a GPT, which has no such part"):
+    with pytest.raises(ConfigError, match=r"mix_dropout: .*gpt has the layout of GPT, which has no such part"):
         load_model(tmp_path / "gpt", added={"mix_dropout": 0.5})
 
 

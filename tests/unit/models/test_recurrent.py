@@ -143,10 +143,14 @@ def test_every_key_changes_what_is_computed():
     [
         ("lstm", {"hidden_size": 7}, "hidden_size 7 must be even: two directions share it"),
         ("gru", {"attention_query": "c"}, "attention_query 'c': only an LSTM has this state"),
-        ("lstm", {"attention_query": "h"}, "attention_query: only pooling 'attention' reads it, not 'last'"),
-        ("gru", {"attention_energy": "dot", "pooling": "max"}, "attention_energy: only pooling 'attention' reads it"),
-        ("rnn", {"num_attention_heads": 2}, "a recurrent network has neither"),
-        ("lstm", {"hidden_act": "relu"}, "hidden_act: a recurrent network has no feed-forward blocks"),
+        ("lstm", {"attention_query": "h"}, "attention_query: a recurrent network with pooling 'last' does not read it"),
+        (
+            "gru",
+            {"attention_energy": "dot", "pooling": "max"},
+            "attention_energy: a recurrent network with pooling 'max'",
+        ),
+        ("rnn", {"num_attention_heads": 2}, "num_attention_heads: a recurrent network with"),
+        ("lstm", {"hidden_act": "relu"}, "hidden_act: a recurrent network with"),
         ("gru", {"intermediate_size": 3, "layer_norm_eps": 0.5}, "layer_norm_eps, intermediate_size: a recurrent"),
         ("rnn", {"pooling": "first"}, "pooling = 'first'"),
         ("rnn", {"forget_bias": 1.0}, "unknown model key 'forget_bias'; it is a key of the architecture lstm and gru"),

@@ -400,7 +400,7 @@ def test_labels_are_smoothed_in_training_alone():
 
 
 def test_what_has_no_decoder_says_so():
-    with pytest.raises(ConfigError, match="a Bert has no decoder; a Transformer has"):
+    with pytest.raises(ConfigError, match="Bert: an architecture without a decoder"):
         build_model(BertConfig(), ("decoder",))
     with pytest.raises(ConfigError, match="must be even for sinusoidal positions"):
         TransformerConfig.of_size("tiny", ARCHITECTURES["transformer"].sizes, hidden_size=15, num_attention_heads=3)

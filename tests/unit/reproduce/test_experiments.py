@@ -136,11 +136,17 @@ def test_the_checkpoints_of_figure_4_are_kept_whatever_a_stopped_run_saves_besid
     ("name", "overrides", "message"),
     [
         ("figure4", {"pretrain": ["training.steps=25"]}, r"training\.steps = 25: tenths .* a multiple of 10"),
-        ("figure4", {"pretrain": ["training.minutes=1.0"]}, r"training\.minutes = 1: tenths of the steps"),
+        ("figure4", {"pretrain": ["training.minutes=1.0"]}, r"--set pretrain\.training\.minutes=1\.0: tenths of"),
+        ("figure4", {"pretrain": ["training.save_every=7"]}, r"--set pretrain\.training\.save_every=7: tenths of"),
         (
-            "figure4",
-            {"pretrain": ["training.save_every=7"]},
-            r"^pretrain\.training\.save_every: the checkpoint of every",
+            "table5",
+            {"pretrain": ["training.lr=1"]},
+            r"^--set 'pretrain\.training\.lr=1': unknown key 'pretrain\.training\.lr'",
+        ),
+        (
+            "table5",
+            {"pretrain": ["training.steps=10", "training.warmup_steps=20"]},
+            r"--set 'pretrain\.training\.warmup_steps=20': pretrain\.training\.warmup_steps = 20: it may not exceed",
         ),
         ("table5", {"pretrain": ["seed=5"]}, r"--set pretrain\.seed: every repetition has a seed"),
         ("table5", {"finetune": ["seed = 5"]}, r"--set finetune\.seed: every repetition has a seed"),

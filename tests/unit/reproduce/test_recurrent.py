@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from maskloom.errors import ConfigError
 from maskloom.models.assembled import build_model
 from maskloom.models.recurrent_config import GruConfig, LstmConfig
 from maskloom.reproduce.recurrent import (
@@ -99,9 +98,6 @@ def test_both_write_numbers_and_a_page(tmp_path):
     rnn_attention(tmp_path, lengths=(2,), num_steps=3, progress=progress)
     assert progress.seen == [(f"digits backwards, attention: {name}", at) for name in READERS for at in (1, 2, 3)]
     assert (tmp_path / "rnn-attention.html").read_text().count("<svg") == 5
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="this is a file; choose a folder as --out"):
-        rnn_attention(tmp_path / "file", lengths=(1,), num_steps=1)
 
 
 def test_clipping_lets_a_network_learn_whose_gradients_explode():

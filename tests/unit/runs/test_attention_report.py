@@ -131,7 +131,7 @@ def test_encoders_of_other_architectures_are_shown_and_those_without_attention_r
     config = LstmConfig(vocab_size=len(vocabulary.vocabulary), hidden_size=8)
     save_model(build_model(config, ("classifier",), 2, seed=3), tmp_path / "lstm")
     vocabulary.save(tmp_path / "lstm")
-    with pytest.raises(ConfigError, match=r"lstm: a .* has no self-attention for --report to show"):
+    with pytest.raises(ConfigError, match=r"lstm: the architecture .* has no self-attention for --report to show"):
         attention_report(tmp_path / "lstm", tmp_path / "in.txt", tmp_path / "lstm.html")
 
 

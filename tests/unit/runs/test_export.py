@@ -71,6 +71,6 @@ def test_a_refused_export_leaves_no_folder(tmp_path, monkeypatch):
     run = _finished_run(tmp_path / "run")
     shutil.copytree(transformer, run / "model", dirs_exist_ok=True)
     for source, folder in ((transformer, transformer), (run, run / "model")):
-        assert refused(source, "--onnx") == f"{folder}: a transformer cannot be exported to ONNX"
+        assert refused(source, "--onnx") == f"{folder}: the architecture transformer cannot be exported to ONNX"
         said = refused(source, "--for-vectors", "mean")
         assert said.startswith(f"{folder}: sentence-transformers cannot open a model of type 'maskloom_transformer'")

@@ -76,7 +76,7 @@ def generation_report(
         texts, read = [row.text for row in rows], [row.ids for row in rows]
         cut = sum(row.num_truncated for row in rows)
     else:
-        names = [f"prompt {number}" for number in range(len(texts))]
+        names = [f"{predictor.input_name} {number}" for number in range(1, len(texts) + 1)]
         read, cut = predictor.prompt_ids(texts, names, settings)
     predictor.count_truncated(cut)
     found = [inspect(predictor, ids, settings, number) for number, ids in enumerate(read)]
@@ -105,22 +105,21 @@ def attention_report(
     *,
     reading: ReadingOptions | None = None,
     max_length: int | None = None,
-    predictor: Predictor | None = None,
 ) -> dict[str, Any]:
     """Write a page about an encoder's self-attention for the first texts of a file; return a summary.
 
-    A `predictor` is the model, already opened. Texts are read as by `encode`. Raises ConfigError for a page that cannot
-    be written and for a model without self-attention, DataError for a wrong file.
+    Texts are read as by `encode`. Raises ConfigError for a page that cannot be written and for a model without
+    self-attention, DataError for a wrong file.
     """
     check_page(Path(page), "--report")
-    predictor = predictor or Predictor.load(model, max_length=max_length)
+    predictor = Predictor.load(model, max_length=max_length)
     rows, num_left_out = _first(reading_of_texts(texts, reading))
     inputs = [row.inputs() for row in rows]
     read = predictor.tokenizer.encode_batch(inputs, max_length=predictor.max_length)
     maps = [self_attention(predictor, one.ids, one.segments) for one in read]
     if not maps[0]:
         name = format_of(predictor.model.config).name
-        raise ConfigError(f"{model}: a {name} has no self-attention for --report to show")
+        raise ConfigError(f"{model}: the architecture {name} has no self-attention for --report to show")
     return _write(
         Path(page),
         predictor,
