@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
@@ -144,9 +143,6 @@ def joined_ranks(parallel: Literal["ddp", "fsdp", "hsdp"], *, limit: float, devi
     if not is_one_of_several():
         yield Ranks(chosen_device(device))
         return
-    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
-    if missing:
-        raise ConfigError(f"WORLD_SIZE is set but {', '.join(missing)} is not; torchrun sets all of them")
     from maskloom.training.ranks.distributed import distributed_ranks  # heavy, and useless to a single process
 
     with distributed_ranks(parallel, limit=limit, device=chosen_device(device)) as ranks:
