@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from maskloom.errors import DataError
-from maskloom.system.files import file_sha256, write_hashed
+from maskloom.system.files import disk_call, file_sha256, write_hashed
 from maskloom.training.checkpointing.background_saves import BackgroundSaves
 from maskloom.training.checkpointing.checkpoints import (
     SHARDED,
@@ -73,7 +73,8 @@ def write_sharded(
                 stack.enter_context(new_step_folder(snapshot, folder, keep=keep, pinned=pinned))
         writer = FileSystemWriter(temporary, sync_files=True, overwrite=False)
         try:
-            save(snapshot.tensors(), storage_writer=writer, process_group=ranks.control)
+            with disk_call():
+                save(snapshot.tensors(), storage_writer=writer, process_group=ranks.control)
         except CheckpointException as failed:
             rank, (cause, _trace) = min(failed.failures.items())
             number, step = getattr(cause, "errno", None) or errno.EIO, snapshot.step

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from maskloom.system.files import IN_DISK_CALLS
+
 _SECONDS_BETWEEN_SIGNS = 1.0
 _SECONDS_TO_BE_READ = 5 * _SECONDS_BETWEEN_SIGNS
 # A rank that ends tells the others immediately; their main threads then have this long to end on their own.
@@ -232,7 +234,7 @@ class RankWatch:
                 "place": place,
                 "processor": time.process_time(),
                 "work": self._work,
-                "waits_for_disk": self._work == "save" and waits_for_disk(),
+                "waits_for_disk": self._work == "save" and bool(IN_DISK_CALLS),
             }
         )
 
@@ -246,30 +248,3 @@ class RankWatch:
         if self.rank == 0:  # it hosts the store in which the others read the reason
             time.sleep(_SECONDS_TO_BE_READ)
         os._exit(1)
-
-
-# Parts of the names, which differ between versions, of the kernel functions in which a thread waits for another thread,
-# a clock, a process, a pipe or a socket. Any other place counts as waiting for a disk.
-_OTHER_WAITS = (
-    *("futex", "sleep", "poll", "select", "woken", "wait_data", "more_packets", "accept", "pipe", "do_wait"),
-    *("sigtimedwait", "sigsuspend", "unix_stream", "signal", "ptrace", "cqring"),
-)
-
-
-def waits_for_disk(threads: Path = Path("/proc/self/task")) -> bool:
-    """Tell whether a thread of this process waits for a local or network disk; True if the system does not say."""
-    try:
-        folders = list(threads.iterdir())
-    except OSError:
-        return True
-    places = []
-    for folder in folders:
-        with suppress(OSError):  # a thread that has ended
-            state = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-            if state == "D":
-                return True
-            if state == "S":
-                places.append((folder / "wchan").read_text(encoding="utf-8"))
-    told = [place for place in places if place not in ("", "0")]  # a thread that has resumed meanwhile has no place
-    is_told = bool(told) or not places
-    return not is_told or any(not any(name in place for name in _OTHER_WAITS) for place in told)
