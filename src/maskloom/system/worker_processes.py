@@ -111,10 +111,7 @@ def results_of_processes(
             raise error
         return result
 
-    # Ctrl-C reaches all processes of a terminal: only the main thread handles it, and ends the workers
-    is_blocked = signal.SIG_BLOCK, {signal.SIGINT}
-    threads = ThreadPoolExecutor(num_workers, initializer=signal.pthread_sigmask, initargs=is_blocked)
-    pending, last_look = set[Future[Any]](), time.monotonic()
+    threads, pending, last_look = ThreadPoolExecutor(num_workers), set[Future[Any]](), time.monotonic()
     try:
         while True:
             # drawing a task takes time too, so do it while the processes work
@@ -168,15 +165,14 @@ class _Worker:
 
     def __init__(self, beginning: bytes) -> None:
         self._beginning = beginning
-        self._process: subprocess.Popen[bytes] | None = None
         self._is_ending = False
         self._attempt: _Attempt | None = None
         self.longest = 0.0
+        self._start()
 
     def answer(self, payload: bytes, name: str, *, is_second: bool = False) -> tuple[Any, Exception | None]:
         """Return the result of a task, or its error; raises ChildProcessError if the second process is lost too."""
-        process = self._process or self._start()
-        attempt = self._attempt = _Attempt(process.pid, name)
+        attempt = self._attempt = _Attempt(self._process.pid, name)
         with suppress(*_GONE):
             for message in [*self._unsent, payload]:
                 self._connection.send_bytes(message)
@@ -193,6 +189,7 @@ class _Worker:
         if is_second or self._is_ending:
             raise ChildProcessError(f"worker process {attempt.pid}, the second one for {name}, {how}; run it again")
         _log.warning("worker process %s, which was working on %s, %s; a new one will redo it", attempt.pid, name, how)
+        self._start()
         return self.answer(payload, name, is_second=True)
 
     def look(self, elapsed: float, longest: float, patience: Patience) -> None:
@@ -221,32 +218,28 @@ class _Worker:
     def kill(self, *, for_good: bool = False) -> None:
         """Kill the process; with `for_good`, no other takes its place."""
         self._is_ending |= for_good
-        if self._process is not None:
-            self._process.kill()
+        self._process.kill()
 
     def end(self) -> int | None:
         """End the process and return its exit code, or None for one stuck on a broken disk, which ends later."""
-        if (process := self._process) is None:
-            return None
-        process.kill()
+        self._process.kill()
         with suppress(subprocess.TimeoutExpired):
-            process.wait(_SECONDS_TO_END)
+            self._process.wait(_SECONDS_TO_END)
         self._connection.close()
-        self._process = None
-        return process.returncode
+        return self._process.returncode
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> None:
         self._connection, theirs = Pipe()
         self._unsent = [self._beginning]
         program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import _main; _main({theirs.fileno()})"
-        self._process = process = subprocess.Popen(
-            [sys.executable, "-c", program], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+        # in a group of its own, so that a terminal's Ctrl-C reaches only this process, which ends the others
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", program], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, process_group=0
         )
         # only the worker holds its end now, so each side sees end of file when the other dies
         theirs.close()
         if self._is_ending:
-            process.kill()
-        return process
+            self._process.kill()
 
 
 def _main(descriptor: int) -> None:
