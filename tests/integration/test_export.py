@@ -149,7 +149,7 @@ def test_convert_says_what_it_was_given_instead(run_data, pretrained, tmp_path):
             tmp_path / "empty",
             "no weights; the folder is empty; expected model.safetensors or .* `maskloom convert` also",
         ),
-        (run_data / "corpus", "no weights; it holds .*manifest.json, .*; expected"),
+        (run_data / "corpus", "no weights; it holds document_offsets.bin, .*; expected"),
         (run_data / "first", f"no weights; this is a run; its model is in {run_data / 'first' / 'model'}; expected"),
         (run, f"no weights; this is a run; maskloom export {run} --out DIR makes a model folder from a checkpoint;"),
         (run_data / "vocab" / "vocab.txt", "a vocabulary, not weights; name the folder that contains it, config.json"),

@@ -80,8 +80,9 @@ def _held_instead(folder: Path) -> str:
         quoted = shlex.quote(str(folder))
         return f"this is a run; maskloom export {quoted} --out DIR makes a model folder from a checkpoint"
     held = sorted(folder.iterdir())
-    for path in held:
-        refuse_unsafe(path)
+    if any(path.name in ("config.json", "bert_config.json") for path in held):
+        for path in held:
+            refuse_unsafe(path)
     return f"it holds {', '.join(path.name for path in held[:8])}" if held else "the folder is empty"
 
 
