@@ -25,7 +25,7 @@ from maskloom.objectives.objective import Objective
 from maskloom.system.fault_points import fault_point
 from maskloom.training.faults.interruption import undisturbed
 from maskloom.training.ranks.rank_watch import RankWatch, Work, torchrun_keeps_store
-from maskloom.training.ranks.ranks import RankLostError, Ranks, mean_losses
+from maskloom.training.ranks.ranks import RankLostError, Ranks, losses_of
 
 # The watch detects late ranks, since it knows which ones are evaluating or saving.
 _NEVER = timedelta(days=2)
@@ -45,10 +45,8 @@ class LossesOf(nn.Module):
     def forward(
         self, objective: Objective, batch: Any, counts: dict[str, float]
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """Return the sum of the losses, None without targets, and each loss by name."""
-        means = mean_losses(self.model, objective, batch, counts)
-        total = torch.stack(list(means.values())).sum() if means else None
-        return total, {name: mean.detach() for name, mean in means.items()}
+        """Return `losses_of` a batch."""
+        return losses_of(self.model, objective, batch, counts)
 
 
 class DistributedRanks(Ranks):
@@ -165,7 +163,7 @@ class DistributedRanks(Ranks):
                 total.backward()
             elif isinstance(self._losses, FSDPModule):
                 self._losses.reshard()  # frees the weights gathered by a forward pass without a backward pass
-        return {name: mean.detach() for name, mean in means.items()}
+        return means
 
     def _replicated(
         self, model: EncoderWithHeads, objective: Objective, batch: Any, counts: dict[str, float]

@@ -110,21 +110,26 @@ class Ranks:
         After the last micro-batch of a step, gradients are sums over all ranks. A GPU may still be computing the
         losses.
         """
-        means = mean_losses(model, objective, batch, counts)
-        if means:
-            torch.stack(list(means.values())).sum().backward()
-        return {name: mean.detach() for name, mean in means.items()}
+        total, means = losses_of(model, objective, batch, counts)
+        if total is not None:
+            total.backward()
+        return means
 
 
 ONE_RANK = Ranks()
 
 
-def mean_losses(
+def losses_of(
     model: EncoderWithHeads, objective: Objective, batch: Any, counts: dict[str, float]
-) -> dict[str, Tensor]:
-    """Return a batch's losses divided by the target counts of the whole batch, without losses that have no targets."""
+) -> tuple[Tensor | None, dict[str, Tensor]]:
+    """Return a batch's losses divided by the target counts of the whole batch: their sum, and each, detached, by name.
+
+    Losses that have no targets are absent; without any targets, the sum is None.
+    """
     sums = objective.loss_sums(model, batch)
-    return {name: total / max(counts[name], 1e-12) for name, total in sums.items() if counts[name] > 0}
+    means = {name: total / max(counts[name], 1e-12) for name, total in sums.items() if counts[name] > 0}
+    total = torch.stack(list(means.values())).sum() if means else None
+    return total, {name: mean.detach() for name, mean in means.items()}
 
 
 def own_shard(tensor: Tensor) -> Tensor:
