@@ -10,8 +10,9 @@ import re
 import secrets
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -36,18 +37,18 @@ def be_alone() -> None:
         check()
 
 
-IN_DISK_CALLS: set[int] = set()
-"""The threads of this process that wait for a disk: they do not hang, however slow it is."""
+DISK_CALLS: dict[int, float] = {}
+"""The threads of this process that wait for a disk, and since when (`time.monotonic`)."""
 
 
 @contextmanager
 def disk_call() -> Iterator[None]:
-    """Within, this thread is one of those `IN_DISK_CALLS`."""
-    IN_DISK_CALLS.add(threading.get_ident())
+    """Within, this thread is one of those in `DISK_CALLS`."""
+    DISK_CALLS[threading.get_ident()] = time.monotonic()
     try:
         yield
     finally:
-        IN_DISK_CALLS.discard(threading.get_ident())
+        DISK_CALLS.pop(threading.get_ident(), None)
 
 
 @contextmanager
@@ -100,20 +101,16 @@ def replacing(path: str | Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[
     sync(path.parent)
 
 
-@contextmanager
-def output_file(path: str | Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[Any]]:
+def output_file(path: str | Path, mode: Literal["wb", "w"] = "wb") -> AbstractContextManager[IO[Any]]:
     """Open the file that the user names for a result, as `replacing` does.
 
     A link stays, and its target is replaced. A pipe, a device or /dev/stdout is written to directly.
     """
+    if not is_stream(path):
+        return replacing(Path(path).resolve() if os.path.islink(path) else path, mode)
     encoding, newline = (None, None) if mode == "wb" else ("utf-8", "")
-    if is_stream(path):
-        number = open_file_number(path)
-        with open(path if number is None else os.dup(number), mode, encoding=encoding, newline=newline) as file:
-            yield file
-        return
-    with replacing(Path(path).resolve() if os.path.islink(path) else path, mode) as file:
-        yield file
+    number = open_file_number(path)
+    return open(path if number is None else os.dup(number), mode, encoding=encoding, newline=newline)
 
 
 def is_stream(path: str | Path) -> bool:
