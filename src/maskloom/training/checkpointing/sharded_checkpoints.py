@@ -136,12 +136,10 @@ def read_sharded(model: nn.Module, folder: Path) -> dict[str, Tensor]:
     kept = {full.removeprefix("optimizer."): found[full] for full in found if full.startswith("optimizer.")}
     weights = {full.removeprefix("model."): found[full] for full in found if not full.startswith("optimizer.")}
     check_shapes(folder, weights, parameters, kept)
-    moments = {}
-    for full, planned in kept.items():
-        like = parameters[full.partition(".")[2]].detach()
-        is_like = planned.shape == like.shape
-        empty = torch.zeros_like(like if is_like else planned, dtype=planned.dtype, device=like.device)
-        moments[full] = empty if is_like else shared_like(empty, like)
+    moments = {
+        full: shared_like(torch.zeros_like(planned, device="cpu"), parameters[full.partition(".")[2]])
+        for full, planned in kept.items()
+    }
     targets = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
     _load(reader, targets | {f"optimizer.{full}": tensor for full, tensor in moments.items()})
     return moments

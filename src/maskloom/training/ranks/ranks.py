@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -137,8 +136,9 @@ def own_shard(tensor: Tensor) -> Tensor:
     return getattr(tensor.detach(), "_local_tensor", tensor.detach())
 
 
-@contextmanager
-def joined_ranks(parallel: Literal["ddp", "fsdp", "hsdp"], *, limit: float, device: str = "auto") -> Iterator[Ranks]:
+def joined_ranks(
+    parallel: Literal["ddp", "fsdp", "hsdp"], *, limit: float, device: str = "auto"
+) -> AbstractContextManager[Ranks]:
     """Within, join the other processes if torchrun or a scheduler started several; otherwise train alone.
 
     RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment identify them. A rank that is silent for a third of
@@ -146,9 +146,7 @@ def joined_ranks(parallel: Literal["ddp", "fsdp", "hsdp"], *, limit: float, devi
     variables or a device that does not exist, and RankLostError if another rank stops this one.
     """
     if not is_one_of_several():
-        yield Ranks(chosen_device(device))
-        return
+        return nullcontext(Ranks(chosen_device(device)))
     from maskloom.training.ranks.distributed import distributed_ranks  # heavy, and useless to a single process
 
-    with distributed_ranks(parallel, limit=limit, device=chosen_device(device)) as ranks:
-        yield ranks
+    return distributed_ranks(parallel, limit=limit, device=chosen_device(device))
