@@ -1,11 +1,27 @@
 """TensorFlow 1 checkpoints written by hand from the format's description, without any code of maskloom."""
 
+import re
 import struct
 from pathlib import Path
 
 import numpy as np
 
 DTYPES = {"float32": 1, "float64": 2, "int32": 3, "int64": 9, "float16": 19}
+
+
+def tensorflow_name(name):
+    """Return the name in the published BERT code of a name in the Hugging Face layout."""
+    module, _, end = name.rpartition(".")
+    outputs = {"classifier": "", "qa_outputs": "cls/squad/", "cls.seq_relationship": "cls/seq_relationship/"}
+    if module in outputs:
+        return f"{outputs[module]}output_{'weights' if end == 'weight' else end}"
+    if name == "cls.predictions.bias":
+        return "cls/predictions/output_bias"
+    module = re.sub(r"layer\.(\d+)", r"layer_\1", module).replace(".", "/")
+    if module.endswith("_embeddings"):
+        return module
+    ends = {"weight": "gamma", "bias": "beta"} if module.endswith("LayerNorm") else {"weight": "kernel", "bias": "bias"}
+    return f"{module}/{ends[end]}"
 
 
 def crc32c(data):

@@ -149,8 +149,7 @@ def test_convert_says_what_it_was_given_instead(run_data, pretrained, tmp_path):
             tmp_path / "empty",
             "no weights; the folder is empty; expected model.safetensors or .* `maskloom convert` also",
         ),
-        (run_data / "corpus", "no weights; this is a corpus; expected"),
-        (run_data / "vocab", "no weights; this is a vocabulary; expected"),
+        (run_data / "corpus", "no weights; it holds document_offsets.bin, .*; expected"),
         (run_data / "first", f"no weights; this is a run; its model is in {run_data / 'first' / 'model'}; expected"),
         (run, f"no weights; this is a run; maskloom export {run} --out DIR makes a model folder from a checkpoint;"),
         (run_data / "vocab" / "vocab.txt", "a vocabulary, not weights; name the folder that contains it, config.json"),
@@ -158,7 +157,7 @@ def test_convert_says_what_it_was_given_instead(run_data, pretrained, tmp_path):
             run_data / "first" / "model" / "model.safetensors",
             "cannot be read on its own; name the folder that contains it,",
         ),
-        (tmp_path / "vectors", "no weights; these are word vectors, whose uses `maskloom words --help` lists;"),
+        (tmp_path / "vectors", "no weights; it holds recipe.toml, vectors.bin; expected"),
         (run_data, "no weights; it holds corpus, dev.jsonl, first,"),
     ):
         with pytest.raises(DataError, match=f"{place}: {message}"):

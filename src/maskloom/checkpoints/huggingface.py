@@ -119,7 +119,7 @@ def load_model(
         head_options = validate_recipe(_OwnHeads, given, source=source).model_dump(exclude_none=True)
     with torch.device("meta"):
         model = build_model(config, wanted, labels, head_options=head_options)
-    rows = contents.completed(_rows_of(model, loaded_heads), form)
+    rows = _rows_of(model, loaded_heads)
     pooler = () if {"classifier", "choice", "document"}.intersection(loaded_heads) else form.pooler
     for part in (pooler, form.top if (added or {}).get("bilstm") else (), form.optional):
         if not any(row.huggingface in contents.tensors for row in part):
@@ -189,8 +189,7 @@ class _Contents:
             )
         form, self.tensors, self.copies = format_of(config), dict[str, StoredTensor](), dict[str, StoredTensor]()
         self.tied, self.problems = form.tied_copies(config), list[str]()
-        rows = form.rows(config, tuple(form.heads))
-        by_name = {name: row for row in rows for name in (row.huggingface, row.tensorflow) if name}
+        by_name = {row.huggingface: row for row in form.rows(config, tuple(form.heads))}
         for name, tensor in stored.items():
             published, is_transposed = form.canonical(name, by_name)
             if form.is_ignored(name):
@@ -205,16 +204,12 @@ class _Contents:
             # Some writers store only the second name of the decoder's bias.
             if copy in self.copies and original not in self.tensors:
                 self.tensors[original] = self.copies.pop(copy)
-        known, what = {row.huggingface for row in rows}, f"{form.name} with {amount(config.num_hidden_layers, 'layer')}"
-        unknown = (tensor for name, tensor in self.tensors.items() if name not in known)
-        self.unknown = [f"{tensor.name}: no place for it in {what}" for tensor in unknown]
-
-    def completed(self, rows: list[TensorName], form: PublishedFormat) -> list[TensorName]:
-        """Fill in the format's defaults for absent tensors of some rows, and return the rows."""
-        for name in form.defaults.keys() & {row.huggingface for row in rows}:
+        for name in form.defaults.keys() & by_name.keys():
             if form.defaults[name] in self.tensors:
                 self.tensors.setdefault(name, self.tensors[form.defaults[name]])
-        return rows
+        what = f"{form.name} with {amount(config.num_hidden_layers, 'layer')}"
+        unknown = (tensor for name, tensor in self.tensors.items() if name not in by_name)
+        self.unknown = [f"{tensor.name}: no place for it in {what}" for tensor in unknown]
 
 
 def _transposed(tensor: StoredTensor) -> StoredTensor:
@@ -283,11 +278,6 @@ def _mismatches(rows: list[TensorName], contents: _Contents, planned: EncoderWit
             found.append(f"{tensor.name}: shape {tensor.shape}, the configuration needs {expected}")
         elif not tensor.is_float:
             found.append(f"{tensor.name}: holds integers or an unknown type; expected floating point")
-    for copy, original in contents.tied.items():
-        if copy in contents.copies and contents.copies[copy].shape != contents.tensors[original].shape:
-            found.append(
-                f"{copy}: shape {contents.copies[copy].shape} differs from that of {original}, to which it is tied"
-            )
     return found
 
 

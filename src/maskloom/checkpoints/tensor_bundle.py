@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,9 @@ from maskloom.errors import DataError
 from maskloom.system.foreign_files import file_inside, read_bytes
 
 INDEX_END = ".index"
+_MAX_TABLE_BYTES, _MAX_ENTRIES, _MAX_KEY_BYTES = 16 << 20, 200_000, 4096
 _MAX_SHARDS, _MAX_DIMENSIONS, _MAX_SIZE = 10_000, 16, 2**48
+_FOOTER, _MAGIC = 48, (0xDB4775248B80FB57).to_bytes(8, "little")
 # Numbers of DataType in types.proto; strings and other types hold no values that a model can use.
 _TYPES = {
     1: torch.float32,
@@ -34,6 +36,15 @@ _TYPES = {
     14: torch.bfloat16,
     19: torch.float16,
 }
+
+
+class _DamagedError(ValueError):
+    """Raised for inconsistent bytes; the caller that reads the file adds its name."""
+
+
+def _require(holds: bool, problem: str) -> None:
+    if not holds:
+        raise _DamagedError(problem)
 
 
 class _Entry(NamedTuple):
@@ -57,7 +68,7 @@ def open_bundle(index: Path) -> dict[str, StoredTensor]:
         table = dict(_entries_of_table(content))
         num_shards = _num_shards(table.pop(b"", None))
         entries = dict(_entry(key, value) for key, value in table.items())
-    except DamagedError as problem:
+    except _DamagedError as problem:
         raise DataError(f"{index}: not a checkpoint index that can be read: {problem}") from None
     if any(".ATTRIBUTES/" in name for name in entries):
         raise DataError(
@@ -65,15 +76,11 @@ def open_bundle(index: Path) -> dict[str, StoredTensor]:
             "only the layout of TensorFlow 1, with names such as bert/embeddings/word_embeddings, is supported"
         )
     prefix = index.name.removesuffix(INDEX_END)
-    sizes: dict[int, tuple[Path, int]] = {}
+    numbers = {entry.shard for entry in entries.values()}
+    shards = {number: _shard(index, f"{prefix}.data-{number:05d}-of-{num_shards:05d}") for number in numbers}
     found = {}
     for name, entry in entries.items():
-        if entry.shard not in sizes:
-            shard = f"{prefix}.data-{entry.shard:05d}-of-{num_shards:05d}"
-            if (path := file_inside(index.parent, shard)) is None:
-                raise DataError(f"{index.parent / shard}: does not exist, but {index.name} names it")
-            sizes[entry.shard] = path, path.stat().st_size
-        path, available = sizes[entry.shard]
+        path, available = shards[entry.shard]
         if entry.offset + entry.size > available:
             raise DataError(
                 f"{path}: has {available:,} bytes, but the index has variable {name!r:.80} at {entry.offset:,} "
@@ -82,6 +89,13 @@ def open_bundle(index: Path) -> dict[str, StoredTensor]:
         is_float = entry.dtype in _TYPES and _TYPES[entry.dtype].is_floating_point
         found[name] = StoredTensor(name, entry.shape, is_float, index, partial(_read, name, entry, path))
     return found
+
+
+def _shard(index: Path, name: str) -> tuple[Path, int]:
+    """Return the path and size of a file of values."""
+    if (path := file_inside(index.parent, name)) is None:
+        raise DataError(f"{index.parent / name}: does not exist, but {index.name} names it")
+    return path, path.stat().st_size
 
 
 def _read(name: str, entry: _Entry, path: Path) -> Tensor:
@@ -99,16 +113,13 @@ def _read(name: str, entry: _Entry, path: Path) -> Tensor:
 
 def _num_shards(message: bytes | None) -> int:
     """Return the number of shards from a BundleHeaderProto, after checking that the values can be read here."""
-    if message is None:
-        raise DamagedError("it has no header")
+    _require(message is not None, "it has no header")
     fields = dict(_fields(message))
-    num_shards, version = fields.get(1, 0), dict(_fields(_bytes(fields.get(3, b""))))
-    if not isinstance(num_shards, int) or not 1 <= num_shards <= _MAX_SHARDS:
-        raise DamagedError(f"its header says {num_shards!r:.40} files; 1 to {_MAX_SHARDS:,} are supported")
-    if fields.get(2, 0) != 0:
-        raise DamagedError("its values are big-endian; only little-endian ones are supported")
-    if version.get(2, 0) not in (0, 1):
-        raise DamagedError(f"it needs a reader of version {version[2]!r:.40}; this one has version 1")
+    num_shards, needed = fields.get(1, 0), dict(_fields(fields.get(3, b""))).get(2, 0)
+    is_possible = isinstance(num_shards, int) and 1 <= num_shards <= _MAX_SHARDS
+    _require(is_possible, f"its header says {num_shards!r:.40} files; 1 to {_MAX_SHARDS:,} are supported")
+    _require(fields.get(2, 0) == 0, "its values are big-endian; only little-endian ones are supported")
+    _require(needed in (0, 1), f"it needs a reader of version {needed!r:.40}; this one has version 1")
     return num_shards
 
 
@@ -117,135 +128,104 @@ def _entry(key: bytes, message: bytes) -> tuple[str, _Entry]:
     try:
         name = key.decode("utf-8")
     except UnicodeDecodeError:
-        raise DamagedError(f"the name {key[:80]!r} is not UTF-8") from None
-    fields = dict(_fields(message))
-    if 7 in fields:
-        raise DamagedError(f"variable {name!r:.80} is stored in slices, which are not supported")
+        raise _DamagedError(f"the name {key[:80]!r} is not UTF-8") from None
+    fields, variable = dict(_fields(message)), f"variable {name!r:.80}"
+    _require(7 not in fields, f"{variable} is stored in slices, which are not supported")
     dtype, shard, offset, size = numbers = [fields.get(number, 0) for number in (1, 3, 4, 5)]
-    shape = _sizes(name, _bytes(fields.get(2, b"")))
-    if not all(isinstance(number, int) and number <= _MAX_SIZE for number in numbers):
-        raise DamagedError(f"variable {name!r:.80} has an invalid description")
-    entry = _Entry(dtype, shape, shard, offset, size)  # pyright: ignore[reportArgumentType]
-    if entry.dtype in _TYPES and entry.size != math.prod(shape) * _TYPES[entry.dtype].itemsize:
-        raise DamagedError(f"variable {name!r:.80} of shape {shape} does not take the stated {size:,} bytes")
+    are_possible = all(isinstance(number, int) and number <= _MAX_SIZE for number in numbers)
+    _require(are_possible, f"{variable} has an invalid description")
+    entry = _Entry(dtype, _sizes(variable, fields.get(2, b"")), shard, offset, size)
+    if entry.dtype in _TYPES:
+        needed = math.prod(entry.shape) * _TYPES[entry.dtype].itemsize
+        _require(size == needed, f"{variable} of shape {entry.shape} does not take the stated {size:,} bytes")
     return name, entry
 
 
-def _sizes(name: str, message: bytes) -> tuple[int, ...]:
+def _sizes(variable: str, message: bytes) -> tuple[int, ...]:
     """Return the shape in a TensorShapeProto."""
-    sizes: list[int] = []
+    sizes = []
     for number, value in _fields(message):
-        if number == 3 and value:
-            raise DamagedError(f"variable {name!r:.80} has an unknown shape")
+        _require(number != 3 or not value, f"{variable} has an unknown shape")
         if number == 2:
-            size = dict(_fields(_bytes(value))).get(1, 0)
-            sizes.append(size if isinstance(size, int) else _MAX_SIZE + 1)
-            if len(sizes) > _MAX_DIMENSIONS or math.prod(size or 1 for size in sizes) > _MAX_SIZE:
-                raise DamagedError(f"variable {name!r:.80} has an impossible shape")
+            sizes.append(dict(_fields(value)).get(1, 0))
+            is_possible = len(sizes) <= _MAX_DIMENSIONS and all(isinstance(size, int) for size in sizes)
+            is_possible = is_possible and math.prod(size or 1 for size in sizes) <= _MAX_SIZE
+            _require(is_possible, f"{variable} has an impossible shape")
     return tuple(sizes)
 
 
-def _bytes(value: int | bytes) -> bytes:
-    if isinstance(value, int):
-        raise DamagedError("found a number instead of a message")
-    return value
+class _Bytes:
+    """Bytes that are read from front to back; raises _DamagedError at their end."""
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        self._data, self._at = memoryview(data), 0
+
+    def __len__(self) -> int:
+        return len(self._data) - self._at
+
+    def take(self, number: int) -> bytes:
+        """Return the next bytes."""
+        _require(number <= len(self), "a message or an entry is truncated")
+        self._at += number
+        return bytes(self._data[self._at - number : self._at])
+
+    def varint(self) -> int:
+        """Return an unsigned integer of up to 64 bits, stored in groups of 7 bits."""
+        value = 0
+        for shift in range(0, 70, 7):
+            (byte,) = self.take(1)
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80 and value >> 64 == 0:
+                return value
+        raise _DamagedError("a number is too long")
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+def _fields(message: object) -> Iterator[tuple[int, Any]]:
     """Yield the number and value of each field of a protocol buffer message: integers, or raw bytes."""
-    view, at = memoryview(message), 0
-    while at < len(view):
-        tag, at = varint(view, at)
-        kind = tag & 7
+    if not isinstance(message, bytes):
+        raise _DamagedError("found a number instead of a message")
+    rest = _Bytes(message)
+    while rest:
+        number, kind = divmod(rest.varint(), 8)
         if kind == 0:
-            value, at = varint(view, at)
-        elif kind in (1, 5):
-            width = 8 if kind == 1 else 4
-            value, at = int.from_bytes(view[at : at + width], "little"), at + width
+            yield number, rest.varint()
         elif kind == 2:
-            size, at = varint(view, at)
-            value, at = bytes(view[at : at + size]), at + size
+            yield number, rest.take(rest.varint())
         else:
-            raise DamagedError(f"a message has a field of unknown kind {kind}")
-        if at > len(view):
-            raise DamagedError("a message is truncated")
-        yield tag >> 3, value
-
-
-_MAX_TABLE_BYTES = 16 << 20
-MAX_ENTRIES = 200_000
-_MAX_KEY_BYTES = 4096
-_FOOTER, _MAGIC = 48, (0xDB4775248B80FB57).to_bytes(8, "little")
-
-
-class DamagedError(ValueError):
-    """Raised for inconsistent bytes; the caller that reads the file adds its name."""
-
-
-def varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Return an unsigned varint of up to 64 bits and the next position; raises DamagedError if truncated or longer."""
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= len(data):
-            break
-        byte = data[at]
-        value, at = value | (byte & 0x7F) << shift, at + 1
-        if byte < 0x80 and value >> 64 == 0:
-            return value, at
-    raise DamagedError("a number is truncated or too long")
+            _require(kind in (1, 5), f"a message has a field of unknown kind {kind}")
+            yield number, rest.take(8 if kind == 1 else 4)
 
 
 def _entries_of_table(content: memoryview) -> Iterator[tuple[bytes, bytes]]:
-    if len(content) < _FOOTER or content[-8:] != _MAGIC:
-        raise DamagedError("its last bytes are not those of a table")
-    footer = content[-_FOOTER:-8]
-    about, at = _handle(footer, 0)
-    index, at = _handle(footer, at)
-    if any(footer[at:]):
-        raise DamagedError("its last bytes are not those of a table")
-    last, count = b"", 0
-    _block(content, about)  # describes filters, which no checkpoint has
-    for _, handle in _entries_of_block(_block(content, index)):
-        for key, value in _entries_of_block(_block(content, _handle(memoryview(handle), 0)[0])):
-            if count and key <= last:
-                raise DamagedError(f"key {key[:80]!r} does not come after {last[:80]!r}")
+    _require(len(content) >= _FOOTER and content[-8:] == _MAGIC, "its last bytes are not those of a table")
+    footer, last, count = _Bytes(content[-_FOOTER:-8]), b"", 0
+    _block(content, footer)  # describes filters, which no checkpoint has
+    for _, handle in _entries_of_block(_block(content, footer)):
+        for key, value in _entries_of_block(_block(content, _Bytes(handle))):
+            _require(key > last or not count, f"key {key[:80]!r} does not come after {last[:80]!r}")
             last, count = key, count + 1
-            if count > MAX_ENTRIES:
-                raise DamagedError(f"more than {MAX_ENTRIES:,} entries")
+            _require(count <= _MAX_ENTRIES, f"more than {_MAX_ENTRIES:,} entries")
             yield key, value
 
 
-def _handle(data: memoryview, at: int) -> tuple[tuple[int, int], int]:
-    """Return the offset and size of a block, and the next position."""
-    offset, at = varint(data, at)
-    size, at = varint(data, at)
-    return (offset, size), at
-
-
-def _block(content: memoryview, handle: tuple[int, int]) -> memoryview:
-    """Return the bytes of a block, after which come a compression byte and a checksum of four bytes."""
-    offset, size = handle
-    if offset + size + 5 > len(content) - _FOOTER:
-        raise DamagedError(f"a block of {size:,} bytes at {offset:,} exceeds the file of {len(content):,}")
-    if content[offset + size]:
-        raise DamagedError(f"the block at {offset:,} is compressed; TensorFlow never compresses checkpoints")
+def _block(content: memoryview, handle: _Bytes) -> memoryview:
+    """Return the block at the offset and of the size in a handle; a compression byte and 4 of a checksum follow it."""
+    offset, size = handle.varint(), handle.varint()
+    is_inside = offset + size + 5 <= len(content) - _FOOTER
+    _require(is_inside, f"a block of {size:,} bytes at {offset:,} exceeds the file of {len(content):,}")
+    is_plain = content[offset + size] == 0
+    _require(is_plain, f"the block at {offset:,} is compressed; TensorFlow never compresses checkpoints")
     return content[offset : offset + size]
 
 
 def _entries_of_block(block: memoryview) -> Iterator[tuple[bytes, bytes]]:
     """Yield the prefix-compressed keys and their values."""
-    num_restarts = int.from_bytes(block[-4:], "little") if len(block) >= 4 else -1
-    end = len(block) - 4 * (num_restarts + 1)
-    if num_restarts < 0 or end < 0:
-        raise DamagedError("a block is shorter than its own list of restarts")
-    at, key = 0, b""
-    while at < end:
-        shared, at = varint(block, at)
-        fresh, at = varint(block, at)
-        size, at = varint(block, at)
-        if shared > len(key) or shared + fresh > _MAX_KEY_BYTES or at + fresh + size > end:
-            raise DamagedError(f"an entry exceeds its block, or its key exceeds {_MAX_KEY_BYTES:,} bytes")
-        key = key[:shared] + bytes(block[at : at + fresh])
-        at += fresh
-        yield key, bytes(block[at : at + size])
-        at += size
+    end = len(block) - 4 * (int.from_bytes(block[-4:], "little") + 1)
+    _require(end >= 0, "a block is shorter than its own list of restarts")
+    rest, key = _Bytes(block[:end]), b""
+    while rest:
+        num_shared, num_fresh, size = rest.varint(), rest.varint(), rest.varint()
+        is_possible = num_shared <= len(key) and num_shared + num_fresh <= _MAX_KEY_BYTES
+        _require(is_possible, f"a key exceeds {_MAX_KEY_BYTES:,} bytes or the one before it")
+        key = key[:num_shared] + rest.take(num_fresh)
+        yield key, rest.take(size)

@@ -47,15 +47,6 @@ _UNSAFE = (
     *("*.npy", "*.npz", "*.distcp", ".metadata", "*.pdparams"),
 )
 
-# What a folder without weights is, by the first of these files that it holds.
-_OTHERS = {
-    "model/config.json": "this is a run; its model is in {folder}/model",
-    **dict.fromkeys(("vectors.bin", "vectors.txt"), "these are word vectors, whose uses `maskloom words --help` lists"),
-    "recipe.toml": "this is a run; maskloom export {quoted} --out DIR makes a model folder from a checkpoint",
-    "features.bin": "this is a folder of features",
-    "manifest.json": "this is a corpus",
-}
-
 
 @dataclass(frozen=True)
 class StoredTensor:
@@ -83,15 +74,15 @@ def open_weights(folder: Path) -> dict[str, StoredTensor]:
 
 def _held_instead(folder: Path) -> str:
     """Describe a folder that has no weights to read; raises DataError for files that can run code."""
-    known = next((what for name, what in _OTHERS.items() if (folder / name).exists()), None)
-    has_config = any((folder / name).exists() for name in ("config.json", "bert_config.json"))
-    if known is not None and not has_config:
-        return known.format(folder=folder, quoted=shlex.quote(str(folder)))
+    if (folder / "model" / "config.json").exists():
+        return f"this is a run; its model is in {folder / 'model'}"
+    if (folder / "recipe.toml").exists() and not any(folder.glob("vectors.*")):  # those of word vectors
+        quoted = shlex.quote(str(folder))
+        return f"this is a run; maskloom export {quoted} --out DIR makes a model folder from a checkpoint"
     held = sorted(folder.iterdir())
-    for path in held:
-        refuse_unsafe(path)
-    if (folder / "vocab.txt").exists() and not has_config:
-        return "this is a vocabulary"
+    if any(path.name in ("config.json", "bert_config.json") for path in held):
+        for path in held:
+            refuse_unsafe(path)
     return f"it holds {', '.join(path.name for path in held[:8])}" if held else "the folder is empty"
 
 

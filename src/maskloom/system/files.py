@@ -9,8 +9,10 @@ import os
 import re
 import secrets
 import stat
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -33,6 +35,20 @@ def be_alone() -> None:
     """Raise the error of the `WRITE_CHECKS`, if any; called before a file or folder takes its place."""
     for check in [*WRITE_CHECKS]:
         check()
+
+
+DISK_CALLS: dict[int, float] = {}
+"""The threads of this process that wait for a disk, and since when (`time.monotonic`)."""
+
+
+@contextmanager
+def disk_call() -> Iterator[None]:
+    """Within, this thread is one of those in `DISK_CALLS`."""
+    DISK_CALLS[threading.get_ident()] = time.monotonic()
+    try:
+        yield
+    finally:
+        DISK_CALLS.pop(threading.get_ident(), None)
 
 
 @contextmanager
@@ -85,20 +101,16 @@ def replacing(path: str | Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[
     sync(path.parent)
 
 
-@contextmanager
-def output_file(path: str | Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[Any]]:
+def output_file(path: str | Path, mode: Literal["wb", "w"] = "wb") -> AbstractContextManager[IO[Any]]:
     """Open the file that the user names for a result, as `replacing` does.
 
     A link stays, and its target is replaced. A pipe, a device or /dev/stdout is written to directly.
     """
+    if not is_stream(path):
+        return replacing(Path(path).resolve() if os.path.islink(path) else path, mode)
     encoding, newline = (None, None) if mode == "wb" else ("utf-8", "")
-    if is_stream(path):
-        number = open_file_number(path)
-        with open(path if number is None else os.dup(number), mode, encoding=encoding, newline=newline) as file:
-            yield file
-        return
-    with replacing(Path(path).resolve() if os.path.islink(path) else path, mode) as file:
-        yield file
+    number = open_file_number(path)
+    return open(path if number is None else os.dup(number), mode, encoding=encoding, newline=newline)
 
 
 def is_stream(path: str | Path) -> bool:
@@ -171,10 +183,8 @@ def remove_left(left: Path) -> None:
     name, is_older, _ = left.name.removeprefix(".").rpartition(".tmp-old-")
     if is_older and name and not left.with_name(name).exists():
         rename(left, left.with_name(name))
-    elif left.is_dir():
-        remove_tree(left)
     else:
-        left.unlink()
+        remove_tree(left)
 
 
 def copy_files(source: Path, target: Path) -> None:
@@ -234,9 +244,11 @@ def write_hashed(path: str | Path, pieces: Iterable[bytes | memoryview]) -> dict
                 size += len(chunk)
                 while len(chunk):  # a nearly full disk writes a part, and fails only at the next call
                     fault_point("files.write")
-                    chunk = chunk[file.write(chunk) :]
+                    with disk_call():
+                        chunk = chunk[file.write(chunk) :]
         fault_point("files.sync")
-        os.fsync(file.fileno())
+        with disk_call():
+            os.fsync(file.fileno())
     return {"bytes": size, "sha256": digest.hexdigest()}
 
 
@@ -251,7 +263,8 @@ def sync(path: str | Path) -> None:
     fault_point("files.sync")
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with disk_call():
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -259,21 +272,17 @@ def sync(path: str | Path) -> None:
 def rename(source: Path, target: Path) -> None:
     """Rename a file or folder within a file system; `sync` its parent folder afterwards."""
     fault_point("files.rename")
-    os.rename(source, target)
+    with disk_call():
+        os.rename(source, target)
 
 
-def remove_tree(folder: Path) -> None:
-    """Remove a folder and its content; links are removed, not followed. Raises OSError if something cannot go."""
-    if folder.is_symlink():
-        folder.unlink()
-        return
-    for place, folders, names in os.walk(folder, topdown=False):
-        for name in names:
-            fault_point("files.unlink")
-            os.unlink(os.path.join(place, name))
-        for name in folders:
-            path = os.path.join(place, name)
-            fault_point("files.unlink")
-            os.unlink(path) if os.path.islink(path) else os.rmdir(path)
+def remove_tree(path: Path) -> None:
+    """Remove a folder with its content, or a file; links are removed, not followed."""
+    is_folder = path.is_dir() and not path.is_symlink()
+    for held in [*path.iterdir()] if is_folder else ():
+        remove_tree(held)
     fault_point("files.unlink")
-    os.rmdir(folder)
+    if is_folder:
+        path.rmdir()
+    else:
+        path.unlink()

@@ -129,7 +129,6 @@ def folder_lock(
     path.parent.mkdir(parents=True, exist_ok=True)
     me, end = _Holder.this_process(), threading.Event()
     descriptor = _taken(path, out, me, say)
-    _held.add(descriptor)
 
     def check() -> None:
         if (other := _Holder.read(path)) not in (None, me):
@@ -154,7 +153,6 @@ def folder_lock(
         with suppress(OSError, FolderLostError):
             check()
             os.unlink(path)  # while the lock is held: a waiting process finds another file there, or none
-        _held.discard(descriptor)
         os.close(descriptor)
         if is_new:
             with suppress(OSError):
@@ -230,21 +228,17 @@ def _may_be_taken_over(former: _Holder, path: Path, out: Path, say: Callable[[st
     """
     reason = former.why_gone()
     if reason is None and former.host != socket.gethostname():
-        reason = "there is no heartbeat from its machine" if _is_silent(path, out, former, say) else None
+        say(f"{out}: waiting {1.2 * _HEARTBEAT:.0f} s for a heartbeat from {former}")
+        touched = _touched(path)  # its age would mean nothing here: the clocks of two machines may differ
+        deadline = time.monotonic() + 1.2 * _HEARTBEAT
+        while time.monotonic() < deadline:
+            time.sleep(min(1.0, _HEARTBEAT / 10))
+            if _touched(path) != touched:
+                raise _in_use(out, former)
+        reason = "there is no heartbeat from its machine"
     if reason is not None:
         say(f"{out}: taking over from {former}, which did not finish: {reason}")
     return reason is not None
-
-
-def _is_silent(path: Path, out: Path, former: _Holder, say: Callable[[str], None]) -> bool:
-    touched = _touched(path)  # its age would mean nothing here: the clocks of two machines may differ
-    say(f"{out}: waiting {1.2 * _HEARTBEAT:.0f} s for a heartbeat from {former}")
-    deadline = time.monotonic() + 1.2 * _HEARTBEAT
-    while time.monotonic() < deadline:
-        time.sleep(min(1.0, _HEARTBEAT / 10))
-        if _touched(path) != touched:
-            raise _in_use(out, former)
-    return True
 
 
 def _touched(path: Path) -> int:
@@ -269,16 +263,3 @@ def _start_of(process: int) -> str | None:
     if not fields:
         return None if Path("/proc/self").exists() or not is_running(process) else ""
     return None if fields[0] in "ZX" else fields[19]
-
-
-_held: set[int] = set()
-
-
-def _let_go_in_child() -> None:
-    """Close a forked child's copies of the locks, which would keep them after this process ends."""
-    while _held:
-        with suppress(OSError):
-            os.close(_held.pop())
-
-
-os.register_at_fork(after_in_child=_let_go_in_child)

@@ -16,12 +16,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import ForkingPickler
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 from maskloom.errors import ConfigError
@@ -36,10 +37,6 @@ _TIMES_AS_LONG = 3
 _log = logging.getLogger(__name__)
 
 Start = Callable[..., Callable[[Any], Any]]
-_Job = tuple[bytes, str]
-_Answer = tuple[Any, Exception | None]
-
-
 # Anything that does tasks, such as the processes of this module or a cluster; called like `results_of_processes`.
 Engine = Callable[..., Generator[Any, None, None]]
 
@@ -100,25 +97,50 @@ def results_of_processes(
     process that dies or hangs is replaced and its task repeated, with a warning in the log; raises ChildProcessError
     with the task's `name` if that happens twice to the same task.
     """
-    jobs, answers = SimpleQueue[_Job | None](), SimpleQueue[_Answer]()
-    beginning = _pickled((start, arguments))
-    workers = [_Worker(beginning, jobs, answers) for _ in range(num_workers)]
-    try:
-        # Ctrl-C reaches all processes of a terminal: only the main thread handles it, and ends the workers
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    workers, idle = [_Worker(_pickled((start, arguments))) for _ in range(num_workers)], SimpleQueue[_Worker]()
+    for worker in workers:
+        idle.put(worker)
+
+    def do(payload: bytes, called: str) -> Any:
+        worker = idle.get()
         try:
-            for worker in workers:
-                worker.start()
+            result, error = worker.answer(payload, called)
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        yield from _exchange(workers, jobs, answers, tasks, name, patience)
+            idle.put(worker)
+        if error is not None:
+            raise error
+        return result
+
+    threads, pending, last_look = ThreadPoolExecutor(num_workers), set[Future[Any]](), time.monotonic()
+    try:
+        while True:
+            # drawing a task takes time too, so do it while the processes work
+            while len(pending) < num_workers + (num_workers + 1) // 2 and not any(map(Future.done, pending)):
+                if not (drawn := list(islice(tasks, 1))):
+                    break
+                pending.add(threads.submit(do, _pickled(drawn[0]), name(drawn[0])))
+                drawn.clear()
+            if not pending:
+                return
+            if (elapsed := time.monotonic() - last_look) >= _SECONDS_BETWEEN_LOOKS:
+                last_look += elapsed
+                longest = max(worker.longest for worker in workers)
+                for worker in workers:  # this process may itself have been stopped, or have taken long to draw tasks
+                    worker.look(min(elapsed, 2 * _SECONDS_BETWEEN_LOOKS), longest, patience)
+            done, pending = wait(pending, _SECONDS_BETWEEN_LOOKS, FIRST_COMPLETED)
+            while done:
+                yield done.pop().result()
     finally:
         for worker in workers:
-            jobs.put(None)
-            worker.end()
+            worker.kill(for_good=True)
+        threads.shutdown(cancel_futures=True)
         for worker in workers:
-            if worker.is_alive():
-                worker.join(2 * _SECONDS_TO_END)
+            worker.end()
+
+
+def _pickled(value: Any) -> bytes:
+    """Return a copy: a view of a pickler's buffer that is alive during garbage collection crashes Python 3.12.1."""
+    return bytes(ForkingPickler.dumps(value))
 
 
 @dataclass
@@ -134,137 +156,50 @@ class _Attempt:
     why_ended: str | None = None
 
 
-class _Worker(threading.Thread):
-    """A thread whose process does one task after another; a new process repeats the task lost with the old one.
+class _Worker:
+    """A process that does one task after another; a new one takes its place if it dies, and repeats the task.
 
-    Sending a task and waiting for its answer block if the process hangs, so the main thread checks for that. Processes
+    Sending a task and waiting for its answer block if the process hangs, so the main thread looks for that. Processes
     come from `subprocess`: those of `multiprocessing` print a traceback if this process is killed while they start.
     """
 
-    def __init__(self, beginning: bytes, jobs: SimpleQueue[_Job | None], answers: SimpleQueue[_Answer]) -> None:
-        super().__init__(daemon=True)
-        self._beginning, self._jobs, self._answers = beginning, jobs, answers
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self, beginning: bytes) -> None:
+        self._beginning = beginning
         self._is_ending = False
-        self.attempt: _Attempt | None = None
+        self._attempt: _Attempt | None = None
         self.longest = 0.0
+        self._start()
 
-    def start(self) -> None:
-        self._start_process()
-        super().start()
-
-    def run(self) -> None:
-        try:
-            while (job := self._jobs.get()) is not None and not self._is_ending:
-                answer = self._answer(*job)
-                self.attempt = None
-                self._answers.put(answer)
-                # else they would live until the next job arrives
-                del job, answer
-        except Exception as error:  # no process can be started, two were lost at a task, an answer cannot be read
-            self._answers.put((None, error))
-        self._end_process()
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-
-    def end(self) -> None:
-        self._is_ending = True
-        self.kill()
-
-    def _start_process(self) -> None:
-        self._connection, theirs = Pipe()
-        self._unsent = [self._beginning]
-        program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import _main; _main({theirs.fileno()})"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", program], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-        )
-        # only the worker holds its end now, so each side sees end of file when the other dies
-        theirs.close()
-        if self._is_ending:
-            self.kill()
-
-    def _end_process(self) -> int | None:
-        """End the process and return its exit code, or None for one stuck on a broken disk, which ends later."""
-        self.kill()
-        if self._process is None:
-            return None
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_SECONDS_TO_END)
-        self._connection.close()
-        return self._process.returncode
-
-    def _answer(self, payload: bytes, name: str, *, is_second: bool = False) -> _Answer:
-        """Return a process's answer to a task; raises ChildProcessError if the second process is lost too."""
-        assert self._process is not None
-        attempt = self.attempt = _Attempt(self._process.pid, name)
+    def answer(self, payload: bytes, name: str, *, is_second: bool = False) -> tuple[Any, Exception | None]:
+        """Return the result of a task, or its error; raises ChildProcessError if the second process is lost too."""
+        attempt = self._attempt = _Attempt(self._process.pid, name)
         with suppress(*_GONE):
             for message in [*self._unsent, payload]:
                 self._connection.send_bytes(message)
             self._unsent.clear()
-            answer = self._connection.recv()
-            self.longest = max(self.longest, attempt.seconds)
-            return answer
-        code = self._end_process()
+            while not self._connection.poll(_SECONDS_BETWEEN_LOOKS):
+                if attempt.why_ended or self._is_ending:  # a process stuck on a broken disk ends only later
+                    raise EOFError
+            found = self._connection.recv()
+            self.longest, self._attempt = max(self.longest, attempt.seconds), None
+            return found
+        code = self.end()
         memory = "; code -9 often means that memory ran out: use fewer workers" if code == -signal.SIGKILL else ""
         how = attempt.why_ended or f"died with exit code {code}{memory}"
         if is_second or self._is_ending:
             raise ChildProcessError(f"worker process {attempt.pid}, the second one for {name}, {how}; run it again")
         _log.warning("worker process %s, which was working on %s, %s; a new one will redo it", attempt.pid, name, how)
-        self._start_process()
-        return self._answer(payload, name, is_second=True)
+        self._start()
+        return self.answer(payload, name, is_second=True)
 
-
-def _exchange(
-    workers: list[_Worker],
-    jobs: SimpleQueue[_Job | None],
-    answers: SimpleQueue[_Answer],
-    tasks: Iterator[Any],
-    name: Callable[[Any], str],
-    patience: Patience,
-) -> Iterator[Any]:
-    """Keep every process busy with one task, and half as many more tasks queued, until there are none left."""
-    num_under_way, last_look, room = 0, time.monotonic(), len(workers) + (len(workers) + 1) // 2
-    while True:
-        # drawing a task takes time too, so do it while the processes work
-        while num_under_way < room and answers.empty() and (drawn := list(islice(tasks, 1))):
-            jobs.put((_pickled(drawn[0]), name(drawn[0])))
-            num_under_way += 1
-            drawn.clear()
-        if not num_under_way:
-            return
-        if (elapsed := time.monotonic() - last_look) >= _SECONDS_BETWEEN_LOOKS:
-            last_look += elapsed
-            # this process may itself have been stopped, or have taken long to draw tasks
-            _look(workers, patience, min(elapsed, 2 * _SECONDS_BETWEEN_LOOKS))
-        try:
-            result, error = answers.get(timeout=_SECONDS_BETWEEN_LOOKS)
-        except Empty:
-            continue
-        num_under_way -= 1
-        if error is not None:
-            raise error
-        yield result
-        del result
-
-
-def _pickled(value: Any) -> bytes:
-    """Return a copy: a view of a pickler's buffer that is alive during garbage collection crashes Python 3.12.1."""
-    return bytes(ForkingPickler.dumps(value))
-
-
-def _look(workers: list[_Worker], patience: Patience, elapsed: float) -> None:
-    """Log processes that are late, and end those that hang; `elapsed` is the time in seconds since the last look."""
-    longest = max(worker.longest for worker in workers)
-    for worker in workers:
-        seen = worker.attempt
+    def look(self, elapsed: float, longest: float, patience: Patience) -> None:
+        """Log a process that is late, and end one that hangs; `elapsed` is the time in seconds since the last look."""
+        seen = self._attempt
         if seen is None or seen.why_ended:
-            continue
+            return
         used = process_fields(seen.pid)[11:13]  # processor time, empty if the system does not say
-        is_idle = bool(used) and used == seen.used
         seen.seconds += elapsed
-        seen.idle_seconds = seen.idle_seconds + elapsed if is_idle else 0.0
+        seen.idle_seconds = seen.idle_seconds + elapsed if used and used == seen.used else 0.0
         seen.used = used
         is_late = seen.idle_seconds >= patience.named_after or seen.seconds >= _TIMES_AS_LONG * longest
         if is_late and not seen.is_named and seen.seconds >= patience.named_after:
@@ -278,7 +213,33 @@ def _look(workers: list[_Worker], patience: Patience, elapsed: float) -> None:
         elif seen.seconds >= patience.limit:
             seen.why_ended = f"hung: no result for {seen.seconds:.0f} seconds"
         if seen.why_ended:
-            worker.kill()
+            self.kill()
+
+    def kill(self, *, for_good: bool = False) -> None:
+        """Kill the process; with `for_good`, no other takes its place."""
+        self._is_ending |= for_good
+        self._process.kill()
+
+    def end(self) -> int | None:
+        """End the process and return its exit code, or None for one stuck on a broken disk, which ends later."""
+        self._process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_SECONDS_TO_END)
+        self._connection.close()
+        return self._process.returncode
+
+    def _start(self) -> None:
+        self._connection, theirs = Pipe()
+        self._unsent = [self._beginning]
+        program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import _main; _main({theirs.fileno()})"
+        # in a group of its own, so that a terminal's Ctrl-C reaches only this process, which ends the others
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", program], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, process_group=0
+        )
+        # only the worker holds its end now, so each side sees end of file when the other dies
+        theirs.close()
+        if self._is_ending:
+            self._process.kill()
 
 
 def _main(descriptor: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import io
 import json
 import math
 import os
@@ -12,7 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from maskloom.errors import ConfigError
 from maskloom.system.fault_points import fault_point
@@ -166,7 +165,7 @@ class TensorBoardLog(EventLog):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._copies: dict[str, BinaryIO] = {}
+        self._copies: dict[str, Any] = {}
         self._is_broken = False
 
     def forget_after(self, stage: str, step: int, *, evaluates: bool = False) -> None:
@@ -189,17 +188,22 @@ class TensorBoardLog(EventLog):
             self._copies.popitem()[1].close()
 
     def _copy(self, stage: str, **content: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore
+        from tensorboard.summary.writer.record_writer import RecordWriter  # pyright: ignore
+
         if self._is_broken:
             return
+        events = [Event(wall_time=time.time(), **content)]
         try:
             if stage not in self._copies:
                 folder = self.path.parent / "tensorboard" / stage
                 folder.mkdir(parents=True, exist_ok=True)
                 # the name begins with the time: TensorBoard reads files in the order of their names
                 name = f"events.out.tfevents.{time.time_ns() // 1000:017d}.{os.getpid()}"
-                self._copies[stage] = (folder / name).open("wb", buffering=0)
-                self._copies[stage].write(_record(file_version="brain.Event:2"))
-            self._copies[stage].write(_record(**content))
+                self._copies[stage] = RecordWriter((folder / name).open("wb", buffering=0))
+                events.insert(0, Event(wall_time=time.time(), file_version="brain.Event:2"))
+            for event in events:
+                self._copies[stage].write(event.SerializeToString())
         except OSError as error:
             self._is_broken = True
             super().write("warning", kind="tensorboard", text=f"writing for TensorBoard stopped: {error}")
@@ -214,13 +218,3 @@ def _scalars(event: str, values: dict[str, Any]) -> dict[str, float]:
     elif event == "evaluation":
         shown = {f"evaluation/{name}": value for name, value in values.get("metrics", {}).items()}
     return {tag: value for tag, value in shown.items() if isinstance(value, (int, float)) and math.isfinite(value)}
-
-
-def _record(**values: Any) -> bytes:
-    """Return one event as a record of a TensorBoard file."""
-    from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore
-    from tensorboard.summary.writer.record_writer import RecordWriter  # pyright: ignore
-
-    buffer = io.BytesIO()
-    RecordWriter(buffer).write(Event(wall_time=time.time(), **values).SerializeToString())
-    return buffer.getvalue()

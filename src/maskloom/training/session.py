@@ -7,7 +7,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from maskloom.errors import ConfigError
 from maskloom.objectives.carrying import with_carry
 from maskloom.objectives.objective import Objective
-from maskloom.training.checkpointing.background_saves import BackgroundSaves, Saves
+from maskloom.training.checkpointing.background_saves import BackgroundSaves
 from maskloom.training.checkpointing.checkpoints import (
     Restored,
     drop_old_checkpoints,
@@ -45,6 +45,9 @@ from maskloom.training.state import NextBatch, StepReport, TrainState
 # Released memory has to be requested again page by page. At this interval, releasing costs a few hundredths of the time
 # and bounds what batches of different sizes leave behind.
 _SECONDS_BETWEEN_RELEASES = 10.0
+
+Saves = BackgroundSaves | None
+"""What saves this rank's part of the state; None if another rank saves it."""
 
 # Key in a checkpoint for the session's own memory, next to the caller's `memory`.
 _OWN = "session"
@@ -204,7 +207,8 @@ class TrainingSession:
         for report in train_steps(
             state, self.objective, self.next_batch, settings=settings, seed=self.seed, ranks=self.ranks, factor=factor
         ):
-            saves.check()
+            if saves is not None:
+                saves.check()
             if time.monotonic() - self._released >= _SECONDS_BETWEEN_RELEASES:
                 release_free_memory()
                 self._released = time.monotonic()
@@ -290,14 +294,16 @@ class TrainingSession:
                 self._settle(saves)
             carry = self.state.carry and self.ranks.rows_of_all(self.state.carry)
             state = replace(self.state, carry=carry)
-            (saves.save if is_awaited else saves.start)(state, self._remembered(), self._pinned())
+            if saves is not None:
+                (saves.save if is_awaited else saves.start)(state, self._remembered(), self._pinned())
             if is_awaited:
                 self.ranks.barrier()
 
     def _settle(self, saves: Saves) -> None:
         """Wait for the save in progress; if that of the best step has failed, the best step before is kept on."""
         with self.ranks.at("save"):
-            saves.wait()
+            if saves is not None:
+                saves.wait()
         steps = map(step_of, step_folders(self.checkpoints))
         if "kept" in self.memory and self.memory["kept"]["step"] not in steps:
             del self.memory["kept"]
@@ -330,8 +336,8 @@ class TrainingSession:
         planned = [*range(every, step + 1, every), *([step] if step % every and self.is_over() else [])]
         return planned[-self.num_averaged :]
 
-    def _saves(self) -> Saves:
-        """Return what saves this rank's shard or, on the first rank only, the state that all ranks share."""
+    def _saves(self) -> AbstractContextManager[Saves]:
+        """Return a context with what saves this rank's shard or, on the first rank, the state that all ranks share."""
 
         def on_whole(step: int, path: Path) -> None:
             self.write("checkpoint", step=step, folder=path.name)
@@ -342,7 +348,7 @@ class TrainingSession:
 
             return ShardedSaves(folder, self.ranks, keep=keep, on_whole=on_whole, say=self.tell, run=self.run_id)
         if not self.ranks.is_first:
-            return Saves()
+            return nullcontext()
         return BackgroundSaves(folder, keep=keep, on_whole=on_whole, say=self.tell, run=self.run_id)
 
     def _warn(self, report: StepReport) -> None:

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.tensorflow_files import tensorflow_name
 from tests.unused_tensors import unused_tensors
 
 from maskloom.checkpoints.huggingface import load_model, read_config, save_model
-from maskloom.checkpoints.published.bert import BERT_FORMAT
 from maskloom.checkpoints.published.own import _names
 from maskloom.errors import ConfigError, DataError
 from maskloom.models.architectures import ARCHITECTURES
@@ -53,13 +53,8 @@ def assert_equal(model, other):
 
 
 def tensorflow_arrays(folder):
-    tensors = load_file(folder / "model.safetensors")
-    rows = {row.huggingface: row for row in BERT_FORMAT.rows(CONFIG, ("mlm", "nsp"))}
-    arrays = {}
-    for name, value in tensors.items():
-        row = rows[name]
-        arrays[row.tensorflow] = (value.T if row.is_transposed else value).contiguous().numpy()
-    return arrays
+    arrays = {tensorflow_name(name): value for name, value in load_file(folder / "model.safetensors").items()}
+    return {name: (value.T if name.endswith("/kernel") else value).numpy().copy() for name, value in arrays.items()}
 
 
 SAVED = [

@@ -231,24 +231,6 @@ def test_the_holder_gives_signs(tmp_path, monkeypatch) -> None:
         assert (tmp_path / LOCK).stat().st_mtime > 2
 
 
-def test_a_child_that_outlives_its_parent_does_not_keep_the_lock(tmp_path) -> None:
-    fork = "import os, time\nif os.environ.get('FORK'): pass"
-    script = HOLD.format(before=fork).replace(
-        'print("held", os.getpid(), flush=True)',
-        'child = os.fork()\n        if child == 0: time.sleep(600)\n        print("held", child, flush=True)',
-    )
-    command = [sys.executable, "-W", "ignore", "-c", script, str(tmp_path / "run")]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    _go(process)
-    child = int(_said(process).split()[1])
-    try:
-        _end(process)
-        with folder_lock(tmp_path / "run", say=lambda _: None):
-            os.kill(child, 0)
-    finally:
-        os.kill(child, signal.SIGKILL)
-
-
 def test_a_lock_leaves_nothing_behind_and_makes_no_folder_that_stays_empty(tmp_path) -> None:
     with pytest.raises(KeyError), folder_lock(tmp_path / "new"):
         raise KeyError

@@ -1,8 +1,5 @@
 """Micro-batches as large as memory allows."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 import torch
@@ -75,26 +72,15 @@ def test_it_is_about_what_a_forward_pass_takes(model):
 
 
 def test_ranks_of_unequal_memory_agree_on_the_smallest(monkeypatch, model):
-    """Each rank is a thread; both ask equally often and get the size that fits the smaller memory."""
     lengths, memory = [64] * 256, (2**28, 2**26)
     fits = [_fitting(monkeypatch, model, lengths, free) for free in memory]
-    meeting, flags, own = threading.Barrier(2, timeout=60), [False, False], threading.local()
 
     class Pair(Ranks):
-        def any_(self, flag: bool) -> bool:
-            flags[own.rank] = flag
-            meeting.wait()
-            found = any(flags)
-            meeting.wait()
-            return found
+        def sum_(self, values: dict[str, float]) -> dict[str, float]:
+            return values | {str(1 - self.rank): float(fits[1 - self.rank])}
 
-    def on_rank(rank: int) -> int:
-        own.rank = rank
-        return fitting_micro_batch_size(model, OBJECTIVE, _batch(lengths), Pair())
-
-    monkeypatch.setattr(module, "available_memory", lambda: memory[own.rank])
-    with ThreadPoolExecutor(2) as pool:
-        assert [*pool.map(on_rank, range(2))] == [fits[1]] * 2
+    for rank, free in enumerate(memory):
+        assert _fitting(monkeypatch, model, lengths, free, Pair(rank=rank, world_size=2)) == fits[1]
     assert fits[1] < fits[0]
 
 

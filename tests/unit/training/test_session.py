@@ -298,22 +298,6 @@ def test_memory_that_does_not_suffice_for_one_sequence_is_a_clear_stop(tmp_path:
     assert _equal(session.state, _state())
 
 
-def test_one_sequence_without_room_for_a_kernel_is_done_by_another_library(tmp_path: Path, monkeypatch) -> None:
-    class Crowded(MaskedLanguageModeling):
-        def loss_sums(self, *arguments):
-            if torch.backends.mkldnn.enabled:
-                raise RuntimeError("could not create a primitive")
-            return super().loss_sums(*arguments)
-
-    monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)  # and restored at the end
-    session = _trained(tmp_path, objective=Crowded(), dropout=0.0)
-    assert not torch.backends.mkldnn.enabled
-    assert session.state.micro_batch_size == 1
-    _trained(tmp_path / "alone", dropout=0.0)
-    found, expected = ([e["loss"] for e in _events(f, "step")] for f in (tmp_path, tmp_path / "alone"))
-    assert found == pytest.approx(expected, rel=1e-6)
-
-
 def test_other_errors_of_a_step_are_not_taken_for_a_lack_of_memory(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="shapes"):
         _session(tmp_path, objective=Hungry(1, RuntimeError("shapes do not match"))).run()

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 
-from maskloom.checkpoints.published.format import OWN_HEADS, PublishedFormat, TensorName, mlm_rows, plain_rows
+from maskloom.checkpoints.published.format import (
+    OWN_HEADS,
+    PublishedFormat,
+    TensorName,
+    layer_rows,
+    mlm_rows,
+    plain_rows,
+)
 from maskloom.models.bart_config import BartConfig
 
 _PREFIX = "model."
@@ -32,11 +38,7 @@ _CROSS = {
 
 
 def _stack(ours: str, theirs: str, number: int, parts: Mapping[str, Sequence[str]]) -> list[TensorName]:
-    rows = list[TensorName]()
-    for layer, (part, names) in product(range(number), parts.items()):
-        published = [f"model.{theirs}.layers.{layer}.{name}" for name in names]
-        rows += plain_rows(f"{ours}.layers.{layer}.{part}", *published)
-    return rows
+    return layer_rows(f"{ours}.layers", f"model.{theirs}.layers", number, parts)
 
 
 def _positions(ours: str, theirs: str) -> tuple[TensorName, ...]:

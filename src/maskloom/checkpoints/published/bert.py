@@ -1,4 +1,4 @@
-"""BERT's parameter names in the three published dialects, in one table (published BERT code; Hugging Face layout)."""
+"""BERT's parameter names in the three published dialects (published BERT code; Hugging Face layout, old and new)."""
 
 from __future__ import annotations
 
@@ -10,83 +10,48 @@ from maskloom.checkpoints.published.format import (
     OtherType,
     PublishedFormat,
     TensorName,
+    layer_rows,
     lstm_names,
     plain_rows,
 )
 from maskloom.models.bert_config import ROFORMER, BertConfig
 
-
-def _in_tensorflow(module: str) -> str:
-    """Return TensorFlow's name of a module, such as bert/encoder/layer_0/output/dense."""
-    return re.sub(r"\blayer\.", "layer_", module).replace(".", "/")
-
-
-def _dense(ours: str, huggingface: str, part: int | None = None) -> tuple[TensorName, ...]:
-    tensorflow = _in_tensorflow(huggingface)
-    return (
-        TensorName(f"{ours}.weight", f"{huggingface}.weight", f"{tensorflow}/kernel", part, is_transposed=True),
-        TensorName(f"{ours}.bias", f"{huggingface}.bias", f"{tensorflow}/bias", part),
-    )
-
-
-def _norm(ours: str, huggingface: str) -> tuple[TensorName, ...]:
-    tensorflow = _in_tensorflow(huggingface)
-    return (
-        TensorName(f"{ours}.weight", f"{huggingface}.weight", f"{tensorflow}/gamma"),
-        TensorName(f"{ours}.bias", f"{huggingface}.bias", f"{tensorflow}/beta"),
-    )
-
-
 _TABLES = {"word": "word_embeddings", "segment": "token_type_embeddings", "position": "position_embeddings"}
 _EMBEDDINGS = (
     *(
-        TensorName(f"encoder.embeddings.{ours}.weight", f"bert.embeddings.{name}.weight", f"bert/embeddings/{name}")
-        for ours, name in _TABLES.items()
+        TensorName(f"encoder.embeddings.{ours}.weight", f"bert.embeddings.{theirs}.weight")
+        for ours, theirs in _TABLES.items()
     ),
-    *_norm("encoder.embeddings.layer_norm", "bert.embeddings.LayerNorm"),
+    *plain_rows("encoder.embeddings.layer_norm", "bert.embeddings.LayerNorm"),
 )
-
-
-def _layer(number: int) -> list[TensorName]:
-    ours, theirs = f"encoder.layers.{number}", f"bert.encoder.layer.{number}"
-    rows = list[TensorName]()
-    for part, name in enumerate(("query", "key", "value")):
-        rows += _dense(f"{ours}.attention.qkv", f"{theirs}.attention.self.{name}", part)
-    rows += _dense(f"{ours}.attention.output", f"{theirs}.attention.output.dense")
-    rows += _norm(f"{ours}.attention_layer_norm", f"{theirs}.attention.output.LayerNorm")
-    rows += _dense(f"{ours}.feed_forward.up", f"{theirs}.intermediate.dense")
-    rows += _dense(f"{ours}.feed_forward.down", f"{theirs}.output.dense")
-    rows += _norm(f"{ours}.feed_forward_layer_norm", f"{theirs}.output.LayerNorm")
-    return rows
-
+# Our parts of a layer, and the published parts that each of them joins.
+_LAYER = {
+    "attention.qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
+    "attention.output": ("attention.output.dense",),
+    "attention_layer_norm": ("attention.output.LayerNorm",),
+    "feed_forward.up": ("intermediate.dense",),
+    "feed_forward.down": ("output.dense",),
+    "feed_forward_layer_norm": ("output.LayerNorm",),
+}
 
 # What an embedding of another width adds, under RoFormer's name for it.
-_PROJECTION = _dense("encoder.embeddings.projection", "bert.embeddings_project")
+_PROJECTION = plain_rows("encoder.embeddings.projection", "bert.embeddings_project")
 # What `pre_norm` and `bilstm` add; no other program has names for them.
 _FINAL_NORM = plain_rows("encoder.final_norm", "bert.encoder.final_norm")
 _TOP = tuple(TensorName(f"encoder.top.{name}", f"bert.bi{name}") for name in lstm_names(1))
-_POOLER = _dense("encoder.pooler.dense", "bert.pooler.dense")
-
-
-def _output(head: str, huggingface: str, tensorflow: str) -> tuple[TensorName, ...]:
-    """Return the rows of an output layer; TensorFlow's is (classes, hidden) like ours, so it is not transposed."""
-    return (
-        TensorName(f"heads.{head}.dense.weight", f"{huggingface}.weight", f"{tensorflow}output_weights"),
-        TensorName(f"heads.{head}.dense.bias", f"{huggingface}.bias", f"{tensorflow}output_bias"),
-    )
-
+_POOLER = plain_rows("encoder.pooler.dense", "bert.pooler.dense")
 
 _HEADS: dict[str, tuple[TensorName, ...]] = {
     "mlm": (
-        *_dense("heads.mlm.dense", "cls.predictions.transform.dense"),
-        *_norm("heads.mlm.layer_norm", "cls.predictions.transform.LayerNorm"),
-        TensorName("heads.mlm.bias", "cls.predictions.bias", "cls/predictions/output_bias"),
+        *plain_rows("heads.mlm.dense", "cls.predictions.transform.dense"),
+        *plain_rows("heads.mlm.layer_norm", "cls.predictions.transform.LayerNorm"),
+        TensorName("heads.mlm.bias", "cls.predictions.bias"),
     ),
-    "nsp": _output("nsp", "cls.seq_relationship", "cls/seq_relationship/"),
-    "classifier": _output("classifier", "classifier", ""),
-    "tagger": _output("tagger", "classifier", ""),
-    "choice": _output("choice", "classifier", ""),
-    "span": _output("span", "qa_outputs", "cls/squad/"),
+    "nsp": plain_rows("heads.nsp.dense", "cls.seq_relationship"),
+    "classifier": plain_rows("heads.classifier.dense", "classifier"),
+    "tagger": plain_rows("heads.tagger.dense", "classifier"),
+    "choice": plain_rows("heads.choice.dense", "classifier"),
+    "span": plain_rows("heads.span.dense", "qa_outputs"),
     **OWN_HEADS,
 }
 
@@ -107,11 +72,23 @@ _IGNORED = (
 )
 
 
+# TensorFlow's last words of names, and its names of output layers that differ otherwise.
+_ENDS = {"kernel": "weight", "gamma": "weight", "beta": "bias", "output_weights": "weight", "output_bias": "bias"}
+_OUTPUTS = {"": "classifier", "cls.squad": "qa_outputs"}
+
+
+def _from_tensorflow(name: str) -> tuple[str, bool]:
+    """Return the Hugging Face form of a name such as bert/encoder/layer_0/output/dense/kernel, as `_canonical` does."""
+    module, _, end = re.sub(r"\blayer_", "layer.", name).replace("/", ".").rpartition(".")
+    if end.endswith("_embeddings"):
+        module, end = f"{module}.{end}", "weight"
+    return f"{_OUTPUTS.get(module, module)}.{_ENDS.get(end, end)}", end == "kernel"
+
+
 def _canonical(name: str, rows: Mapping[str, TensorName]) -> tuple[str, bool]:
     """Return a name's Hugging Face form, and whether its matrix is transposed; unknown names are returned unchanged."""
-    row = rows.get(name.removesuffix(":0"))
-    if row is not None and row.huggingface != name:
-        return row.huggingface, row.is_transposed
+    if "/" in name or name.startswith("output_"):
+        return _from_tensorflow(name.removesuffix(":0"))
     for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
         if name.endswith(old):
             name = name.removesuffix(old) + new
@@ -147,7 +124,7 @@ _CLASS_NAMES: tuple[tuple[tuple[str, ...], str], ...] = (
 
 def _rows(config: BertConfig, heads: Sequence[str]) -> list[TensorName]:
     rows = [row for row in _EMBEDDINGS if not (config.rotary and row.ours == "encoder.embeddings.position.weight")]
-    rows += [row for layer in range(config.num_hidden_layers) for row in _layer(layer)]
+    rows += layer_rows("encoder.layers", "bert.encoder.layer", config.num_hidden_layers, _LAYER)
     rows += _PROJECTION if config.embedding_size else ()
     rows += _FINAL_NORM if config.pre_norm else ()
     rows += _TOP if config.bilstm else ()

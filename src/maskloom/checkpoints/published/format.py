@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 
 @dataclass(frozen=True)
 class TensorName:
-    """One published tensor: our parameter (or some of its rows), its Hugging Face name and its TensorFlow name.
+    """One published tensor: our parameter (or some of its rows), and its Hugging Face name.
 
     `part` is the index among the `num_parts` parts of a joint projection (query, key and value), or None.
-    With `is_transposed` the published matrix is transposed: BERT's in TensorFlow, GPT's in the Hugging Face layout.
+    With `is_transposed` the published matrix is transposed, as GPT's are.
     """
 
     ours: str
     huggingface: str
-    tensorflow: str = ""
     part: int | None = None
     num_parts: int = 3
     is_transposed: bool = False
@@ -77,10 +77,19 @@ def plain_rows(ours: str, *theirs: str, ends: Sequence[str] = ("weight", "bias")
     if len(theirs) < 2:
         return tuple(TensorName(f"{ours}.{end}", f"{theirs[0] if theirs else ours}.{end}") for end in ends)
     return tuple(
-        TensorName(f"{ours}.{end}", f"{name}.{end}", "", part, len(theirs))
+        TensorName(f"{ours}.{end}", f"{name}.{end}", part, len(theirs))
         for part, name in enumerate(theirs)
         for end in ends
     )
+
+
+def layer_rows(ours: str, theirs: str, number: int, parts: Mapping[str, Sequence[str]]) -> list[TensorName]:
+    """Return the rows of `number` layers; `parts` has our parts of a layer, and the published ones that each joins."""
+    return [
+        row
+        for layer, (part, names) in product(range(number), parts.items())
+        for row in plain_rows(f"{ours}.{layer}.{part}", *(f"{theirs}.{layer}.{name}" for name in names))
+    ]
 
 
 def mlm_rows(theirs: str = "heads.mlm") -> tuple[TensorName, ...]:

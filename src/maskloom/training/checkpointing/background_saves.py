@@ -17,31 +17,11 @@ from maskloom.training.checkpointing.checkpoints import Snapshot, write_checkpoi
 from maskloom.training.ranks.ranks import own_shard
 from maskloom.training.state import TrainState
 
-
-class Saves(AbstractContextManager["Saves", None]):
-    """Context that saves a state's checkpoints; this base class, for a rank whose state another saves, does nothing."""
-
-    def start(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> None:
-        """Save the current state, possibly while training continues."""
-
-    def save(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> object:
-        """Save the state, and return once it is saved."""
-
-    def check(self) -> None:
-        """Raise the error of a finished save that failed."""
-
-    def wait(self) -> None:
-        """Return once no save is in progress; warns of one that failed, or raises its error if it was the second."""
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Wait for the save in progress."""
-
-
 # A copy that needs a larger fraction of the free memory is not made: training waits for the disk instead.
 _LARGEST_FRACTION = 0.5
 
 
-class BackgroundSaves(Saves):
+class BackgroundSaves(AbstractContextManager["BackgroundSaves", None]):
     """Context that saves a state's checkpoints in a folder, one at a time; leaving it waits for the one in progress.
 
     `start` copies weights and moments into reused buffers (12 bytes per parameter with Adam in fp32), which a thread

@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from maskloom.errors import DataError
-from maskloom.system.files import file_sha256, write_hashed
+from maskloom.system.files import disk_call, file_sha256, write_hashed
 from maskloom.training.checkpointing.background_saves import BackgroundSaves
 from maskloom.training.checkpointing.checkpoints import (
     SHARDED,
@@ -73,7 +73,8 @@ def write_sharded(
                 stack.enter_context(new_step_folder(snapshot, folder, keep=keep, pinned=pinned))
         writer = FileSystemWriter(temporary, sync_files=True, overwrite=False)
         try:
-            save(snapshot.tensors(), storage_writer=writer, process_group=ranks.control)
+            with disk_call():
+                save(snapshot.tensors(), storage_writer=writer, process_group=ranks.control)
         except CheckpointException as failed:
             rank, (cause, _trace) = min(failed.failures.items())
             number, step = getattr(cause, "errno", None) or errno.EIO, snapshot.step
@@ -135,12 +136,10 @@ def read_sharded(model: nn.Module, folder: Path) -> dict[str, Tensor]:
     kept = {full.removeprefix("optimizer."): found[full] for full in found if full.startswith("optimizer.")}
     weights = {full.removeprefix("model."): found[full] for full in found if not full.startswith("optimizer.")}
     check_shapes(folder, weights, parameters, kept)
-    moments = {}
-    for full, planned in kept.items():
-        like = parameters[full.partition(".")[2]].detach()
-        is_like = planned.shape == like.shape
-        empty = torch.zeros_like(like if is_like else planned, dtype=planned.dtype, device=like.device)
-        moments[full] = empty if is_like else shared_like(empty, like)
+    moments = {
+        full: shared_like(torch.zeros_like(planned, device="cpu"), parameters[full.partition(".")[2]])
+        for full, planned in kept.items()
+    }
     targets = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
     _load(reader, targets | {f"optimizer.{full}": tensor for full, tensor in moments.items()})
     return moments

@@ -114,15 +114,12 @@ class StopRequests:
 _active: list[StopRequests] = []
 
 
-@contextmanager
-def stop_requests() -> Iterator[StopRequests]:
-    """Yield the requests that this process already listens for, or listen for them within."""
+def stop_requests() -> AbstractContextManager[StopRequests]:
+    """Return a context with the requests that this process already listens for, or that listens for them within."""
     if _active and threading.current_thread() is threading.main_thread():
         _active[-1].raise_if_due()
-        yield _active[-1]
-        return
-    with StopRequests() as requests:
-        yield requests
+        return nullcontext(_active[-1])
+    return StopRequests()
 
 
 def undisturbed() -> AbstractContextManager[None]:

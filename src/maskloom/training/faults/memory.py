@@ -25,13 +25,11 @@ from maskloom.training.ranks.ranks import Ranks
 from maskloom.training.settings import TrainingSection
 from maskloom.training.state import TrainState
 
-# oneDNN's error when it has no room for its code and buffers.
-_NO_ROOM_FOR_KERNEL = "could not create a primitive"
-# Wordings of torch's allocators, of the C++ library and of CUDA's (CUBLAS_STATUS_ALLOC_FAILED), in lower case.
+# Wordings of torch's allocators, of the C++ library, of CUDA's (CUBLAS_STATUS_ALLOC_FAILED) and of oneDNN, if it has no
+# room for its code and buffers; in lower case.
 _RAN_OUT = (
     *("can't allocate memory", "cannot allocate memory", "not enough memory", "out of memory", "bad_alloc"),
-    "status_alloc_failed",
-    _NO_ROOM_FOR_KERNEL,
+    *("status_alloc_failed", "could not create a primitive"),
 )
 Losses = dict[str, list[Tensor]]
 _NOTE = "micro_batch_size.json"
@@ -107,22 +105,16 @@ def in_micro_batches_that_fit(
 
 
 def _halved(size: int | None, batch: Any, why: str, step: int, ranks: Ranks) -> int:
-    """Return half the micro-batch size, or 1 again after disabling oneDNN if that had no room for a kernel.
-
-    Raises MemoryExhaustedError at size 1 otherwise, and always with several ranks.
-    """
+    """Return half the micro-batch size; raises MemoryExhaustedError at size 1, and always with several ranks."""
     whole, here = len(batch.split(1)), f"rank {ranks.rank} of {ranks.world_size}"
     size = min(size or whole, whole)
-    can_do_without = _NO_ROOM_FOR_KERNEL in why and torch.backends.mkldnn.enabled
-    if size == 1 and not can_do_without:
+    if size == 1:
         why = f"{why} ({here})" if ranks.world_size > 1 else why
         raise MemoryExhaustedError(
             f"step {step}: memory ran out on a micro-batch of one sequence (the longest of the batch has "
             f"{int(max(batch.lengths))} tokens): {why}. The weights were not changed. Use shorter sequences "
             "(data.max_length), a smaller model or more memory."
         )
-    if size == 1:
-        torch.backends.mkldnn.set_flags(False)
     half = (size + 1) // 2
     if ranks.world_size > 1:
         raise MemoryExhaustedError(
@@ -147,8 +139,6 @@ def noted_micro_batch_size(folder: Path, ranks: Ranks) -> int:
     return int(ranks.sum_({"size": float(noted)})["size"])
 
 
-# The first size that ranks ask each other about, the same on all of them, however many sequences a batch has.
-_LARGEST_ASKED = 1 << 20
 # Number of sequences to try, the longest of a batch.
 _NUM_TRIED = 4
 # Fraction of free memory for saved activations; the backward pass needs temporary ones as well.
@@ -174,10 +164,9 @@ def fitting_micro_batch_size(model: EncoderWithHeads, objective: Objective, batc
     elif free is not None:  # processes of one machine share its memory
         free //= int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     size = len(parts) if free is None else int(_SHARE_FOR_ACTIVATIONS * free / max(1.0, per_sequence))
-    agreed = _LARGEST_ASKED
-    while ranks.any_(size < min(agreed, len(parts))) and agreed > 1:
-        agreed //= 2
-    return min(agreed, len(parts))
+    sizes = {str(rank): float(rank == ranks.rank and min(size, len(parts))) for rank in range(ranks.world_size)}
+    least = int(min(ranks.sum_(sizes).values()))
+    return least if least == len(parts) else 1 << max(1, least).bit_length() - 1
 
 
 def kept_bytes(model: EncoderWithHeads, objective: Objective, batch: Any) -> int:

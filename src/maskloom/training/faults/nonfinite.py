@@ -20,8 +20,7 @@ from maskloom.training.settings import TrainingSection
 from maskloom.training.state import StepReport
 
 if TYPE_CHECKING:
-    from maskloom.training.checkpointing.background_saves import Saves
-    from maskloom.training.session import TrainingSession
+    from maskloom.training.session import Saves, TrainingSession
 
 FORMAT_VERSION = 1
 REPORT, BATCH, WEIGHTS, CARRY = "report.json", "batch.safetensors", "model.safetensors", "carry.safetensors"
@@ -91,7 +90,8 @@ def answer_bad_step(bad: NonFiniteStepError, session: TrainingSession, saves: Sa
 
 def _rewind(session: TrainingSession, saves: Saves) -> None:
     """Restore weights, moments and loss scale from the newest valid checkpoint, but not the caller's memory."""
-    saves.wait()
+    if saves is not None:
+        saves.wait()
     session.ranks.barrier()
     restored = session.restored()
     if restored is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,9 +23,9 @@ from maskloom.models.assembled import EncoderWithHeads, blocks_of
 from maskloom.objectives.carrying import Carry
 from maskloom.objectives.objective import Objective
 from maskloom.system.fault_points import fault_point
-from maskloom.training.faults.interruption import Interrupted, undisturbed
+from maskloom.training.faults.interruption import undisturbed
 from maskloom.training.ranks.rank_watch import RankWatch, Work, torchrun_keeps_store
-from maskloom.training.ranks.ranks import RankLostError, Ranks, mean_losses
+from maskloom.training.ranks.ranks import RankLostError, Ranks, losses_of
 
 # The watch detects late ranks, since it knows which ones are evaluating or saving.
 _NEVER = timedelta(days=2)
@@ -46,10 +45,8 @@ class LossesOf(nn.Module):
     def forward(
         self, objective: Objective, batch: Any, counts: dict[str, float]
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """Return the sum of the losses, None without targets, and each loss by name."""
-        means = mean_losses(self.model, objective, batch, counts)
-        total = torch.stack(list(means.values())).sum() if means else None
-        return total, {name: mean.detach() for name, mean in means.items()}
+        """Return `losses_of` a batch."""
+        return losses_of(self.model, objective, batch, counts)
 
 
 class DistributedRanks(Ranks):
@@ -123,22 +120,16 @@ class DistributedRanks(Ranks):
 
     def _mesh(self) -> DeviceMesh:
         """Return the mesh of ranks that share weights: all of them, or those of each machine."""
-        local, names = self.world_size, ("machines", "processes")
-        if self._shards_by_node:
-            if not os.environ.get("LOCAL_WORLD_SIZE"):
-                raise ConfigError(
-                    'training.parallel = "hsdp": LOCAL_WORLD_SIZE is not set, the number of processes on each machine; '
-                    "torchrun sets it"
-                )
-            local = _number("LOCAL_WORLD_SIZE")
-        if local == self.world_size:
-            return init_device_mesh(self.device.type, (self.world_size,), mesh_dim_names=names[1:])
+        local = _number("LOCAL_WORLD_SIZE") if self._shards_by_node else self.world_size
         if not local or self.world_size % local:
             raise ConfigError(
                 f'training.parallel = "hsdp": {self.world_size} processes are not a multiple of the {local} on '
                 "this machine; every machine must run the same number"
             )
-        return init_device_mesh(self.device.type, (self.world_size // local, local), mesh_dim_names=names)
+        sizes = {"machines": self.world_size // local, "processes": local}
+        if sizes["machines"] == 1:
+            del sizes["machines"]
+        return init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
     def whole(self, model: EncoderWithHeads) -> EncoderWithHeads:
         """Return the model with all its weights, for the first rank to evaluate and export; all ranks must call it."""
@@ -172,7 +163,7 @@ class DistributedRanks(Ranks):
                 total.backward()
             elif isinstance(self._losses, FSDPModule):
                 self._losses.reshard()  # frees the weights gathered by a forward pass without a backward pass
-        return {name: mean.detach() for name, mean in means.items()}
+        return means
 
     def _replicated(
         self, model: EncoderWithHeads, objective: Objective, batch: Any, counts: dict[str, float]
@@ -261,7 +252,7 @@ def _summed(_state, bucket):  # no annotations: torch expects types, and these w
 def _store_of_this_start(seconds: float) -> tuple[Any, int, int]:
     """Return a store, the rank and the world size; raises RankLostError if no store answers within `seconds`."""
     rank, world_size, port = (_number(name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
-    host = os.environ["MASTER_ADDR"]
+    host = _variable("MASTER_ADDR")
     try:
         store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
             host,
@@ -283,32 +274,25 @@ def _store_of_this_start(seconds: float) -> tuple[Any, int, int]:
     return dist.PrefixStore(start, store), rank, world_size  # pyright: ignore[reportPrivateImportUsage]
 
 
+def _variable(name: str) -> str:
+    if not (text := os.environ.get(name)):
+        raise ConfigError(f"WORLD_SIZE is set, but {name} is not set; torchrun sets it")
+    return text
+
+
 def _number(name: str) -> int:
-    text = os.environ[name]
+    text = _variable(name)
     if not text.isdecimal() or int(text) >= 1 << 16:
         raise ConfigError(f"{name}={text!r} is not a number from 0 to 65535; torchrun sets it")
     return int(text)
 
 
 def _await_all(store: Any, world_size: int, seconds: float) -> None:
-    """Wait until every rank has joined; raises RankLostError naming the missing ones, and prints them at a signal."""
+    """Wait until every rank has joined; raises RankLostError naming the missing ones."""
     keys = [f"sign/{number}" for number in range(world_size)]
     until = time.monotonic() + seconds
-    try:
-        while not store.check(keys):  # a single blocking call would delay signals until its end
-            if time.monotonic() > until:
-                missing = _missing(store, keys)
-                raise RankLostError(
-                    f"rank {missing} has not joined within {seconds:.0f} s (10 * training.rank_timeout)"
-                )
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
-    except Interrupted:
-        with undisturbed():
-            missing = _missing(store, keys)
-        if missing:
-            sys.stderr.write(f"rank {missing} has not joined so far\n")
-        raise
-
-
-def _missing(store: Any, keys: list[str]) -> str:
-    return ", ".join(str(number) for number, key in enumerate(keys) if not store.check([key]))
+    while not store.check(keys):  # a single blocking call would delay signals until its end
+        if time.monotonic() > until:
+            missing = ", ".join(str(number) for number, key in enumerate(keys) if not store.check([key]))
+            raise RankLostError(f"rank {missing} has not joined within {seconds:.0f} s (10 * training.rank_timeout)")
+        time.sleep(_SECONDS_BETWEEN_LOOKS)

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from maskloom.system.files import DISK_CALLS
+
 _SECONDS_BETWEEN_SIGNS = 1.0
 _SECONDS_TO_BE_READ = 5 * _SECONDS_BETWEEN_SIGNS
 # A rank that ends tells the others immediately; their main threads then have this long to end on their own.
@@ -44,7 +46,7 @@ class RankView:
 
     The first `sign` is 0. `calls` counts the calls that all ranks make in the same order, so the others wait for the
     rank with the fewest; `activity` counts anything, `processor` is CPU time in seconds, and `place` is the innermost
-    line of the main thread. `written_at` is when the rank last did anything or waited for a disk.
+    line of the main thread.
     """
 
     sign: int = -1
@@ -55,17 +57,14 @@ class RankView:
     work: Work = "own"
     heard_at: float = 0.0
     active_at: float = 0.0
-    written_at: float = 0.0
     ended: str | None = None
     has_left: bool = False
 
     def update(self, values: dict[str, Any], now: float) -> None:
         """Record a heartbeat that was read at the time `now`."""
         is_busy = values["processor"] - self.processor > _BUSY_SHARE * (now - self.heard_at)
-        if values["activity"] != self.activity or (is_busy and values["work"] != "step"):
+        if values["activity"] != self.activity or values["waits_for_disk"] or (is_busy and values["work"] != "step"):
             self.active_at = now
-        if self.active_at == now or values["waits_for_disk"]:
-            self.written_at = now
         if values["sign"] != self.sign:
             self.heard_at, self.processor = now, values["processor"]
         self.sign, self.calls, self.activity = values["sign"], values["calls"], values["activity"]
@@ -75,9 +74,9 @@ class RankView:
 def culprit(views: dict[int, RankView], now: float, limit: float) -> str | None:
     """Return which rank is at fault and how, or None: without a heartbeat for a third of the limit, or stuck.
 
-    A rank hangs if others have made more calls and it was idle for the whole limit, or ten times that in a save that
-    waits for a disk. If no rank is behind, all may be idle for ten times the limit. Idle means no activity in a step,
-    and also hardly any CPU time in other work.
+    A rank hangs if others have made more calls and it was idle for the whole limit. If no rank is behind, all may be
+    idle for ten times the limit. Idle means no activity in a step, and also hardly any CPU time in other work. A save
+    is not idle during a call that has waited for a disk for less than ten times the limit.
     """
     present = {rank: view for rank, view in views.items() if view.sign >= 0 and not view.has_left}
     for rank, view in present.items():
@@ -88,8 +87,7 @@ def culprit(views: dict[int, RankView], now: float, limit: float) -> str | None:
     rank, slowest = min(present.items(), key=lambda item: item[1].calls)
     idle = now - slowest.active_at
     is_behind = any(view.calls > slowest.calls for view in present.values())
-    is_slow_save = slowest.work == "save" and now - slowest.written_at <= limit
-    if idle <= limit * (1 if is_behind and not is_slow_save else _LONGER):
+    if idle <= limit * (1 if is_behind else _LONGER):
         return None
     if is_behind:
         return f"rank {rank} hangs: no progress for {idle:.0f} s at {slowest.place}; the others wait for it"
@@ -122,7 +120,7 @@ class RankWatch:
     def start(self) -> None:
         """Write the first heartbeat and start the thread; call this in the main thread."""
         now = time.monotonic()
-        self._views = {rank: RankView(heard_at=now, active_at=now, written_at=now) for rank in range(self.world_size)}
+        self._views = {rank: RankView(heard_at=now, active_at=now) for rank in range(self.world_size)}
         self._main = threading.get_ident()
         self.store.set(f"sign/{self.rank}", self._sign(0))
         self._thread = threading.Thread(target=self._run, name="rank-watch", daemon=True)
@@ -221,7 +219,7 @@ class RankWatch:
         return culprit(self._views, now, self.limit)
 
     def _sign(self, number: int) -> str:
-        frame, place = sys._current_frames().get(self._main), "?"
+        frame, place, since = sys._current_frames().get(self._main), "?", time.monotonic() - _LONGER * self.limit
         if frame is not None:
             place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
         return json.dumps(
@@ -232,7 +230,7 @@ class RankWatch:
                 "place": place,
                 "processor": time.process_time(),
                 "work": self._work,
-                "waits_for_disk": self._work == "save" and waits_for_disk(),
+                "waits_for_disk": self._work == "save" and any(began > since for began in [*DISK_CALLS.values()]),
             }
         )
 
@@ -246,30 +244,3 @@ class RankWatch:
         if self.rank == 0:  # it hosts the store in which the others read the reason
             time.sleep(_SECONDS_TO_BE_READ)
         os._exit(1)
-
-
-# Parts of the names, which differ between versions, of the kernel functions in which a thread waits for another thread,
-# a clock, a process, a pipe or a socket. Any other place counts as waiting for a disk.
-_OTHER_WAITS = (
-    *("futex", "sleep", "poll", "select", "woken", "wait_data", "more_packets", "accept", "pipe", "do_wait"),
-    *("sigtimedwait", "sigsuspend", "unix_stream", "signal", "ptrace", "cqring"),
-)
-
-
-def waits_for_disk(threads: Path = Path("/proc/self/task")) -> bool:
-    """Tell whether a thread of this process waits for a local or network disk; True if the system does not say."""
-    try:
-        folders = list(threads.iterdir())
-    except OSError:
-        return True
-    places = []
-    for folder in folders:
-        with suppress(OSError):  # a thread that has ended
-            state = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-            if state == "D":
-                return True
-            if state == "S":
-                places.append((folder / "wchan").read_text(encoding="utf-8"))
-    told = [place for place in places if place not in ("", "0")]  # a thread that has resumed meanwhile has no place
-    is_told = bool(told) or not places
-    return not is_told or any(not any(name in place for name in _OTHER_WAITS) for place in told)

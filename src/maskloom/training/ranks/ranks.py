@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -111,21 +109,26 @@ class Ranks:
         After the last micro-batch of a step, gradients are sums over all ranks. A GPU may still be computing the
         losses.
         """
-        means = mean_losses(model, objective, batch, counts)
-        if means:
-            torch.stack(list(means.values())).sum().backward()
-        return {name: mean.detach() for name, mean in means.items()}
+        total, means = losses_of(model, objective, batch, counts)
+        if total is not None:
+            total.backward()
+        return means
 
 
 ONE_RANK = Ranks()
 
 
-def mean_losses(
+def losses_of(
     model: EncoderWithHeads, objective: Objective, batch: Any, counts: dict[str, float]
-) -> dict[str, Tensor]:
-    """Return a batch's losses divided by the target counts of the whole batch, without losses that have no targets."""
+) -> tuple[Tensor | None, dict[str, Tensor]]:
+    """Return a batch's losses divided by the target counts of the whole batch: their sum, and each, detached, by name.
+
+    Losses that have no targets are absent; without any targets, the sum is None.
+    """
     sums = objective.loss_sums(model, batch)
-    return {name: total / max(counts[name], 1e-12) for name, total in sums.items() if counts[name] > 0}
+    means = {name: total / max(counts[name], 1e-12) for name, total in sums.items() if counts[name] > 0}
+    total = torch.stack(list(means.values())).sum() if means else None
+    return total, {name: mean.detach() for name, mean in means.items()}
 
 
 def own_shard(tensor: Tensor) -> Tensor:
@@ -133,8 +136,9 @@ def own_shard(tensor: Tensor) -> Tensor:
     return getattr(tensor.detach(), "_local_tensor", tensor.detach())
 
 
-@contextmanager
-def joined_ranks(parallel: Literal["ddp", "fsdp", "hsdp"], *, limit: float, device: str = "auto") -> Iterator[Ranks]:
+def joined_ranks(
+    parallel: Literal["ddp", "fsdp", "hsdp"], *, limit: float, device: str = "auto"
+) -> AbstractContextManager[Ranks]:
     """Within, join the other processes if torchrun or a scheduler started several; otherwise train alone.
 
     RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment identify them. A rank that is silent for a third of
@@ -142,12 +146,7 @@ def joined_ranks(parallel: Literal["ddp", "fsdp", "hsdp"], *, limit: float, devi
     variables or a device that does not exist, and RankLostError if another rank stops this one.
     """
     if not is_one_of_several():
-        yield Ranks(chosen_device(device))
-        return
-    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
-    if missing:
-        raise ConfigError(f"WORLD_SIZE is set but {', '.join(missing)} is not; torchrun sets all of them")
+        return nullcontext(Ranks(chosen_device(device)))
     from maskloom.training.ranks.distributed import distributed_ranks  # heavy, and useless to a single process
 
-    with distributed_ranks(parallel, limit=limit, device=chosen_device(device)) as ranks:
-        yield ranks
+    return distributed_ranks(parallel, limit=limit, device=chosen_device(device))

@@ -1,55 +1,32 @@
 """Detecting whether the process waits for a disk."""
 
+import os
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
-from maskloom.training.ranks.rank_watch import waits_for_disk
+from maskloom.system import files
+from maskloom.system.files import DISK_CALLS, rename, sync, write_hashed
 
 
-def _thread(folder: Path, state: str, place: str) -> None:
-    folder.mkdir(parents=True)
-    (folder / "stat").write_text(f"17 (a name) of) {state} 1 17", encoding="utf-8")
-    (folder / "wchan").write_text(place, encoding="utf-8")
+@pytest.mark.parametrize("call", ["fsync", "rename"])
+def test_a_thread_is_in_a_disk_call_while_the_system_works(tmp_path: Path, monkeypatch, call: str) -> None:
+    seen, original = [], getattr(os, call)
+
+    def watched(*arguments: object) -> None:
+        seen.append([*DISK_CALLS])
+        original(*arguments)
+
+    monkeypatch.setattr(files.os, call, watched)
+    write_hashed(tmp_path / "a", [b"text"])
+    sync(tmp_path / "a")
+    rename(tmp_path / "a", tmp_path / "b")
+    assert seen == [[threading.get_ident()]] * (2 if call == "fsync" else 1)
+    assert not DISK_CALLS
 
 
-@pytest.mark.parametrize(
-    ("state", "place", "expected"),
-    [
-        ("R", "0", False),
-        ("S", "futex_wait_queue", False),
-        ("S", "hrtimer_nanosleep", False),
-        ("S", "ep_poll", False),
-        ("S", "sk_wait_data", False),
-        ("D", "folio_wait_bit_common", True),
-        ("S", "request_wait_answer", True),
-        ("S", "0", False),
-    ],
-)
-def test_the_place_in_the_kernel_decides(tmp_path: Path, state: str, place: str, expected: bool) -> None:
-    _thread(tmp_path / "1", "S", "futex_do_wait")
-    _thread(tmp_path / "2", state, place)
-    (tmp_path / "3").mkdir()  # a thread that has ended in the meantime
-    assert waits_for_disk(tmp_path) is expected
-
-
-def test_where_the_system_does_not_tell_a_disk_may_be_slow(tmp_path: Path) -> None:
-    for name in "123":
-        _thread(tmp_path / name, "S", "0")
-    assert waits_for_disk(tmp_path)
-    assert waits_for_disk(tmp_path / "absent")
-
-
-@pytest.mark.skipif(not Path("/proc/self/wchan").exists(), reason="the system has no /proc")
-def test_a_process_whose_threads_sleep_waits_for_no_disk() -> None:
-    ended = threading.Event()
-    thread = threading.Thread(target=ended.wait)
-    thread.start()
-    try:
-        # pages of the interpreter may occasionally be read from a disk
-        assert any(not waits_for_disk() or time.sleep(0.05) for _ in range(100))
-    finally:
-        ended.set()
-        thread.join()
+def test_a_call_that_fails_is_over(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        rename(tmp_path / "absent", tmp_path / "b")
+    assert not DISK_CALLS
