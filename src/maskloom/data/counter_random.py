@@ -23,15 +23,10 @@ Counter = int | np.integer | np.ndarray
 
 def words(seed: int, *counters: Counter) -> np.ndarray:
     """Return 64-bit random words (uint64) for a seed and counters, which broadcast against each other."""
-    state: int | np.ndarray = _mixed_int(int(seed) & _WORD)
+    state = mixed(_as_words(seed))  # not a scalar: numpy wraps arrays silently but warns about scalars
     for counter in counters:
-        if isinstance(state, int) and (isinstance(counter, (int, np.integer)) or counter.ndim == 0):
-            state = _mixed_int((state + (int(counter) + 1) * _GAMMA) & _WORD)
-            continue
-        step = _as_words(counter)
-        # At least one operand is a true array here: numpy wraps arrays silently but warns about scalars.
-        state = mixed((step + np.uint64(1)) * np.uint64(_GAMMA) + _as_words(state))
-    return np.asarray(state, dtype=np.uint64)
+        state = mixed((_as_words(counter) + np.uint64(1)) * np.uint64(_GAMMA) + state)
+    return state.reshape(np.broadcast_shapes(*map(np.shape, counters)))
 
 
 def uniform(seed: int, *counters: Counter) -> np.ndarray:
@@ -84,16 +79,11 @@ class Permutation:
         if self._table is not None:
             images = self._table[indices]
         else:
-            images = self._walk(indices.reshape(-1).astype(np.uint64)).astype(np.int64).reshape(indices.shape)
+            values = self._network(indices.reshape(-1).astype(np.uint64))
+            while len(outside := np.flatnonzero(values >= np.uint64(self.size))):
+                values[outside] = self._network(values[outside])
+            images = values.astype(np.int64).reshape(indices.shape)
         return images if isinstance(index, np.ndarray) else int(images)
-
-    def _walk(self, values: np.ndarray) -> np.ndarray:
-        values = self._network(values)
-        while True:
-            (outside,) = np.nonzero(values >= np.uint64(self.size))
-            if len(outside) == 0:
-                return values
-            values[outside] = self._network(values[outside])
 
     def _network(self, values: np.ndarray) -> np.ndarray:
         left, right = values >> self._half_bits, values & self._half_mask
@@ -116,9 +106,3 @@ def mixed(values: np.ndarray) -> np.ndarray:
     values *= np.uint64(_FACTOR_2)
     values ^= values >> np.uint64(31)
     return values
-
-
-def _mixed_int(value: int) -> int:
-    value = ((value ^ (value >> 30)) * _FACTOR_1) & _WORD
-    value = ((value ^ (value >> 27)) * _FACTOR_2) & _WORD
-    return value ^ (value >> 31)

@@ -47,6 +47,7 @@ class RunningText:
         self._num_rows = (self._num_tokens - 1) // self._length
         self._too_short = f"a row of data.max_length = {self._length} needs {self._length + 1}"
         self._orders: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._shuffles: dict[int, Permutation] = {}
         if self._num_tokens < 2:
             raise DataError(
                 f"{corpus.folder}: {amount(self._num_tokens, 'token')} of running text; there is nothing to predict"
@@ -102,7 +103,9 @@ class RunningText:
 
     def _starts(self, epoch: int, rows: np.ndarray) -> np.ndarray:
         """Return the first tokens of some rows of an epoch; rows are numbered in training order."""
-        return Permutation(self._num_rows, self._seed, _ROWS, epoch)[rows] * self._length
+        if epoch not in self._shuffles:
+            self._shuffles = {epoch: Permutation(self._num_rows, self._seed, _ROWS, epoch)}
+        return self._shuffles[epoch][rows] * self._length
 
     def _parts(self, epoch: int, first: int, last: int) -> Iterator[np.ndarray]:
         """Yield the tokens `first` to `last` (exclusive) of an epoch, as parts of documents and marks."""

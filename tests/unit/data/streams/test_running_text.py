@@ -5,8 +5,10 @@ import pytest
 from tests.batches import rows_of
 
 from maskloom.data.corruption import NextTokens
+from maskloom.data.counter_random import Permutation
 from maskloom.data.loader import Loader
 from maskloom.data.settings import PretrainingData
+from maskloom.data.streams import running_text
 from maskloom.data.streams.running_text import RunningText
 from maskloom.errors import DataError
 
@@ -61,6 +63,24 @@ def test_training_takes_every_whole_row_of_an_epoch_in_an_order_of_its_own(loade
         assert sorted(taken) == sorted(in_order)
         assert taken != in_order
     assert sorted(rows[:number]) != sorted(rows[number : 2 * number])
+
+
+def test_the_order_of_an_epoch_is_drawn_once_and_is_the_keyed_permutation(random_corpus, monkeypatch):
+    made = []
+
+    def permutation(*key):
+        made.append(key)
+        return Permutation(*key)
+
+    monkeypatch.setattr(running_text, "Permutation", permutation)
+    stream = RunningText(random_corpus(12), None, PretrainingData(max_length=16, next_sentence=False), seed=1)
+    number, taken, position = stream.extent().num_rows, [], {}
+    for _ in range(2 * number // 4):
+        rows, position = stream.read(position, 4)
+        taken += rows.first.tolist()
+    orders = [Permutation(number, 1, 402, epoch)[np.arange(number)] for epoch in (0, 1)]
+    assert taken == (16 * np.concatenate(orders)[: len(taken)]).tolist()
+    assert made == [(number, 1, 402, 0), (number, 1, 402, 1)]
 
 
 def test_a_position_is_a_place_in_an_endless_stream(loader):
