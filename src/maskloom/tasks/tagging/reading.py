@@ -293,7 +293,7 @@ class _Columns(NamedTuple):
     def fields(self, line: str) -> _Fields:
         """Return the fields of a line; a missing last field is a tag that is not needed."""
         # Other white space, such as a no-break space, may be part of a word.
-        found = line.split("\t") if self.separator == "\t" else SPACES.split(line.strip(" \t"))
+        found = line.split("\t") if self.separator == "\t" else [*filter(None, line.replace("\t", " ").split(" "))]
         if not self.needs_label and len(found) == self.width - 1 and self.tag == self.width:
             found.append("-")
         return tuple(found)
