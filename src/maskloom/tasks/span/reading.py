@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -204,18 +203,15 @@ def read_json(path: Path) -> Any:
 
 
 def _list_of(value: Any, key: str, path: Path, place: str) -> list[Any]:
-    if not isinstance(value, dict):
-        raise DataError(f"{path}: {place}: expected a JSON object, got {type(value).__name__}")
-    if key not in value:
-        known = ", ".join(name[:40] for name in list(value)[:8]) or "none"
-        raise DataError(f"{path}: {place}: the key {key!r:.80} is missing (keys: {known}); expected SQuAD's format")
-    if not isinstance(value[key], list):
-        raise DataError(f"{path}: {place}: {key!r:.80} is not a list but {type(value[key]).__name__}")
-    return value[key]
+    found = value.get(key) if isinstance(value, dict) else value
+    if not isinstance(value, dict) or not isinstance(found, list):
+        got = "none" if found is None else type(found).__name__
+        raise DataError(f"{path}: {place}: expected SQuAD's format, an object with a list {key!r}, got {got}")
+    return found
 
 
 _ANSWERS = ("answers", "answer", "answer_text")
-_STARTS = ("answer_start", "answer_starts", "start")
+_STARTS = ("answer_start", "start")
 
 
 def question_rows(
@@ -224,9 +220,9 @@ def question_rows(
     """Return the rows of a .jsonl, .csv or .tsv file, and a function that converts a row to SQuAD's form.
 
     Columns: `question` (or --text-column), `context` (or --pair-column), optionally `id` (default: the line) and
-    `is_impossible`, and the answers: `answers` as {"text": [...], "answer_start": [...]} or as a list of {"text",
-    "answer_start"}, or one in `answer` (or --label-column) with its `answer_start`, or several as lists in both. Raises
-    DataError for missing columns.
+    `is_impossible`, and one `answer` (or --label-column) with its `answer_start`; in JSONL also several `answers`, as
+    {"text": [...], "answer_start": [...]} or as a list of {"text", "answer_start"}. Raises DataError for missing
+    columns.
     """
     try:
         layout = tables.layout_of(path)
@@ -246,61 +242,41 @@ def question_rows(
         if needs_label and not any(name in names for name in (options.label_column, *_ANSWERS)):
             raise tables.no_column("answer column", _ANSWERS, names, place, "--label-column")
         tables.check_single(wanted, names, place)
-    if layout == "jsonl":
-        return chain(seen, rows), partial(_squad_form, options, needs_label)
-    return tables.by_name(rows, names), partial(_squad_form_of_text, options, needs_label)
+    rows = chain(seen, rows) if layout == "jsonl" else tables.by_name(rows, names)
+    return rows, partial(_squad_form, options, needs_label)
 
 
 def _squad_form(options: ReadingOptions, needs_label: bool, row: Row) -> dict[str, Any]:
-    fields, answers = row.by_name(), None
-    if needs_label:
-        answers = _listed(_first(fields, options.label_column, _ANSWERS), _first(fields, None, _STARTS))
-    is_impossible = fields.get("is_impossible")
-    return {
+    """Convert a row to SQuAD's form; an empty field is absent."""
+    fields = {name: value for name, value in row.by_name().items() if value != ""}
+    found = {
         "id": fields.get("id", str(row.line)),
         "question": fields.get(options.text_column or "question"),
         "context": fields.get(options.pair_column or "context"),
-        "answers": answers,
-        "is_impossible": True if answers == [] and is_impossible is None else is_impossible,
     }
-
-
-def _squad_form_of_text(options: ReadingOptions, needs_label: bool, row: Row) -> dict[str, Any]:
-    """Convert a row of text fields: an empty field is absent; numbers, lists and booleans are written as in JSON."""
-    fields: dict[str, Any] = {name: value for name, value in row.by_name().items() if value != ""}
-    for name in fields.keys() & {"is_impossible", *_STARTS}:
-        fields[name] = _from_json(fields[name].lower())
-    if not isinstance(_first(fields, None, _STARTS), int):  # else the field is the text of one answer
-        for name in fields.keys() & {options.label_column, *_ANSWERS}:
-            fields[name] = _from_json(fields[name])
-    return _squad_form(options, needs_label, row._replace(fields=fields))
-
-
-def _from_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _listed(answers: Any, starts: Any) -> Any:
-    """Convert answers from any of the forms that a row may use to SQuAD's; None stays None."""
+    if not needs_label:
+        return found
+    answers, start = (
+        next((fields[name] for name in names if name in fields), None)
+        for names in ((options.label_column, *_ANSWERS), _STARTS)
+    )
     if isinstance(answers, dict):
-        answers, starts = answers.get("text"), answers.get("answer_start")
-    if isinstance(answers, str):
-        if isinstance(starts, list) and len(starts) == 1:
-            starts = starts[0]
-        return [{"text": answers, "answer_start": starts}]
-    if isinstance(answers, list) and all(isinstance(answer, str) for answer in answers) and answers:
-        if not isinstance(starts, list) or len(starts) != len(answers):
-            given = len(starts) if isinstance(starts, list) else "no list"
-            raise BadRowError("answers and starts are not lists of equal length", f"{len(answers)} and {given}")
-        return [{"text": text, "answer_start": start} for text, start in zip(answers, starts, strict=True)]
-    return answers
+        texts, starts = answers.get("text"), answers.get("answer_start")
+        if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
+            raise BadRowError("answers and starts are not lists of equal length", f"{answers!r:.80}")
+        answers = [{"text": text, "answer_start": at} for text, at in zip(texts, starts, strict=True)]
+    elif isinstance(answers, str):
+        answers = [{"text": answers, "answer_start": _of_text(start)}]
+    is_impossible = _of_text(fields.get("is_impossible", True if answers == [] else None))
+    return {**found, "answers": answers, "is_impossible": is_impossible}
 
 
-def _first(fields: dict[str, Any], given: str | None, names: tuple[str, ...]) -> Any:
-    return next((fields[name] for name in chain([given] if given else [], names) if name in fields), None)
+def _of_text(field: Any) -> Any:
+    """Return the whole number or truth value that a text says, or any other value unchanged."""
+    if not isinstance(field, str):
+        return field
+    is_number = field.isdecimal() and field.isascii() and len(field) < 10
+    return int(field) if is_number else {"true": True, "false": False}.get(field.lower(), field)
 
 
 def score_files(
