@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -75,7 +75,8 @@ def choose_columns(
     if needs_label and label is None:
         raise tables.no_column("label column", _LABELS, names, place, "--label-column")
     tables.check_single([name for name in (context, stem, label, *choices) if name is not None], names, place)
-    return ChoiceColumns(context, stem, choices, label, first(_IDENTIFIERS, context, stem, label))
+    identifier = first(_IDENTIFIERS, context, stem, label)
+    return ChoiceColumns(context, stem, choices, label if needs_label else None, identifier)
 
 
 def _choices(names: Sequence[str], lists: Sequence[str], place: str) -> tuple[str, ...]:
@@ -101,15 +102,12 @@ def _choices(names: Sequence[str], lists: Sequence[str], place: str) -> tuple[st
     return tuple(numbered[number] for number in numbers)
 
 
-PLAIN_COLUMNS = ChoiceColumns("context", "stem", ("choices",), "label", "id")
-"""The keys of the rows that `plain_rows` yields."""
-
-_ANSWERS = ("answerKey", "answers", "label")
+# Converts a row to examples, each with the keys context, stem, choices, label and id; their values are checked later.
+Form = Callable[[Row], list[dict[str, Any]]]
 # The conjunction between a premise and its cause or effect.
 _JOINTS = {"cause": "because", "effect": "so"}
 # RACE separates the texts from high schools and from middle schools.
 _LEVELS = ("high", "middle")
-Form = Callable[[dict[str, Any]], list[dict[str, Any]]]
 
 
 def published_form(fields: dict[str, Any]) -> Form | None:
@@ -142,30 +140,23 @@ def race_files(folder: Path) -> list[Path]:
     return found
 
 
-def race_rows(folder: Path, *, needs_label: bool) -> Iterator[Row]:
-    """Yield a row for each question of the articles in a folder; a row's line is the number of its file, from 1.
-
-    Answers are ignored unless labels are needed. Raises DataError as `race_files` does, and for a file that is too
-    large or not UTF-8.
-    """
+def race_rows(folder: Path) -> Iterator[Row]:
+    """Yield a row for each article in a folder; its line is the number of its file, from 1. Raises as `race_files`."""
     for number, path in enumerate(race_files(folder), start=1):
-        row = tables.read_json_row(path, number)._replace(place=str(path.relative_to(folder)))
-        yield from plain_rows(row, _race, needs_label=needs_label)
+        yield tables.read_json_row(path, number)._replace(place=str(path.relative_to(folder)))
 
 
-def plain_rows(row: Row, form: Form, *, needs_label: bool) -> Iterator[Row]:
-    """Yield one row with plain keys per question of a published row, or one with the `problem` of an invalid row.
-
-    Answers are ignored unless labels are needed: in test sets they are often placeholders.
-    """
-    try:
-        for fields in form({key: value for key, value in row.by_name().items() if needs_label or key not in _ANSWERS}):
-            yield row._replace(fields=fields)
-    except BadRowError as problem:
-        yield row._replace(problem=str(problem))
+def _by_columns(columns: ChoiceColumns, row: Row) -> list[dict[str, Any]]:
+    value, given = row.value, row.by_name()
+    choices = [value(name) for name in columns.choices]
+    label = None if columns.label is None else value(columns.label)
+    stem = "" if columns.stem is None else value(columns.stem)
+    choices = choices[0] if len(choices) == 1 else choices
+    return [_plain(given.get(columns.identifier or ""), value(columns.context), stem, choices, label)]
 
 
-def _arc(fields: dict[str, Any]) -> list[dict[str, Any]]:
+def _arc(row: Row) -> list[dict[str, Any]]:
+    fields = row.by_name()
     question, choices = fields.get("question"), fields.get("choices")
     if isinstance(question, dict):
         question, choices = question.get("stem"), question.get("choices")
@@ -180,23 +171,23 @@ def _arc(fields: dict[str, Any]) -> list[dict[str, Any]]:
     return [_plain(fields.get("id"), question, "", texts, _place(fields.get("answerKey"), labels))]
 
 
-def _copa(fields: dict[str, Any]) -> list[dict[str, Any]]:
-    asked = fields.get("question")
+def _copa(row: Row) -> list[dict[str, Any]]:
+    fields = row.by_name()
+    asked, texts = fields.get("question"), [fields.get("choice1"), fields.get("choice2")]
     if not isinstance(asked, str) or asked not in _JOINTS:
         raise BadRowError("the question is neither cause nor effect", repr(asked))
-    texts = [fields.get("choice1"), fields.get("choice2")]
     return [_plain(fields.get("idx"), fields.get("premise"), _JOINTS[asked], texts, fields.get("label"))]
 
 
-def _race(fields: dict[str, Any]) -> list[dict[str, Any]]:
-    questions, options, answers = (fields.get(name) for name in ("questions", "options", "answers"))
-    if not isinstance(questions, list) or not isinstance(options, list) or len(questions) != len(options):
-        raise BadRowError("questions and options are not lists of equal length")
-    answers = [None] * len(questions) if answers is None else answers
-    if not isinstance(answers, list) or len(answers) != len(questions):
-        raise BadRowError("questions and answers are not lists of equal length")
+def _race(row: Row) -> list[dict[str, Any]]:
+    fields = row.by_name()
+    columns = [fields.get(name) for name in ("questions", "options", "answers")]
+    if columns[2] is None and isinstance(columns[0], list):
+        columns[2] = [None] * len(columns[0])
+    if not all(isinstance(column, list) for column in columns) or len({*map(len, columns)}) > 1:
+        raise BadRowError("questions, options and answers differ in number")
     name, rows = fields.get("id"), []
-    for number, (question, texts, answer) in enumerate(zip(questions, options, answers, strict=True), start=1):
+    for number, (question, texts, answer) in enumerate(zip(*columns, strict=True), start=1):
         if not isinstance(question, str) or not isinstance(texts, list):
             raise BadRowError("a question is not a string with a list of options", f"question {number}")
         stem = question
@@ -207,7 +198,7 @@ def _race(fields: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def _plain(identifier: Any, context: Any, stem: str, choices: list[Any], label: Any) -> dict[str, Any]:
+def _plain(identifier: Any, context: Any, stem: Any, choices: Any, label: Any) -> dict[str, Any]:
     return {"id": identifier, "context": context, "stem": stem, "choices": choices, "label": label}
 
 
@@ -255,6 +246,7 @@ class ChoiceExample:
 _MOST_LETTERS = 26
 _MOST_DIGITS = 9
 _PLACEHOLDERS = ("-1", "?")
+_ANSWERS = ("answerKey", "answers", "label")
 
 
 def iterate_choices(
@@ -272,40 +264,51 @@ def iterate_choices(
     # RACE is recognised by its level folders, or named as the format
     is_race = any((path / level).is_dir() for level in _LEVELS) if row is None else row.name == "race"
     if is_race and path.is_dir() and options.text_column is None:
-        columns, rows = PLAIN_COLUMNS, race_rows(path, needs_label=needs_label)
+        form, rows = _race, race_rows(path)
     else:
         layout = tables.layout_of(path)
         if layout == "text":
             raise DataError(f"{path}: a .txt file has no columns; multiple choice is read from .csv, .tsv or .jsonl")
-        columns, rows = _find_columns(path, tables.read_rows(path, layout), layout, options, needs_label=needs_label)
-    if not needs_label:
-        columns = replace(columns, label=None)
-    yield from kept_examples(rows, partial(_example, columns, {}), report, skips=options.on_bad_rows == "skip")
+        form, rows = _find_form(path, layout, options, needs_label=needs_label)
+    # in test sets, published answers are often placeholders
+    unread = () if needs_label or isinstance(form, partial) else _ANSWERS
+    records = (record for row in rows for record in _records(row, form, unread))
+    make = partial(_example, needs_label, {})
+    yield from kept_examples(records, make, report, skips=options.on_bad_rows == "skip")
 
 
-def _find_columns(
-    path: Path, rows: Iterator[Row], layout: str, options: ReadingOptions, *, needs_label: bool
-) -> tuple[ChoiceColumns, Iterator[Row]]:
-    """Find the columns from the first rows; return them with the data rows, keyed by column name."""
+def _records(row: Row, form: Form, unread: Sequence[str]) -> Iterator[Row]:
+    """Yield a row for each example in a row without the keys `unread`, or one with the `problem` of an invalid row."""
+    try:
+        for fields in form(row._replace(fields={k: v for k, v in row.by_name().items() if k not in unread})):
+            yield row._replace(fields=fields)
+    except BadRowError as problem:
+        yield row._replace(problem=str(problem))
+
+
+def _find_form(path: Path, layout: str, options: ReadingOptions, *, needs_label: bool) -> tuple[Form, Iterator[Row]]:
+    """Find the form of the data rows from the first rows; return both, the rows keyed by column name."""
+    rows = tables.read_rows(path, layout)
     seen = tables.up_to_first(rows)
     first = seen[-1]
     if first.problem:
         problem = next((row.problem for row in seen if row.problem != BLANK), "all lines are blank")
         raise DataError(f"{path}: no row can be read: {problem}")
-    place = f"{path}: line {first.line}"
     if isinstance(first.fields, dict):
-        rows = chain(seen, rows)
         if options.text_column is None and (form := published_form(first.fields)) is not None:
-            return PLAIN_COLUMNS, (plain for row in rows for plain in plain_rows(row, form, needs_label=needs_label))
-        keys = list(first.fields)
-        lists = [key for key in keys if isinstance(first.fields[key], list)]
-        return choose_columns(keys, options, place=place, lists=lists, needs_label=needs_label), rows
-    names = [field.strip() for field in first.fields]
-    if layout == "tsv" and _is_codah(names, options, needs_label=needs_label):
-        _, context, *choices, label = names = tables.numbered(len(names))
-        return ChoiceColumns(context, None, tuple(choices), label, None), tables.by_name(chain(seen, rows), names)
-    columns = choose_columns(names, options, place=place, needs_label=needs_label)
-    return columns, tables.by_name(chain(seen[:-1], rows), names)
+            return form, chain(seen, rows)
+        names, rows = list(first.fields), chain(seen, rows)
+    else:
+        names = [field.strip() for field in first.fields]
+        if layout == "tsv" and _is_codah(names, options, needs_label=needs_label):
+            _, context, *choices, label = names = tables.numbered(len(names))
+            columns = ChoiceColumns(context, None, tuple(choices), label if needs_label else None, None)
+            return partial(_by_columns, columns), tables.by_name(chain(seen, rows), names)
+        rows = tables.by_name(chain(seen[:-1], rows), names)
+    lists = [key for key, value in first.fields.items() if isinstance(value, list)] if layout == "jsonl" else []
+    place = f"{path}: line {first.line}"
+    columns = choose_columns(names, options, place=place, lists=lists, needs_label=needs_label)
+    return partial(_by_columns, columns), rows
 
 
 def _is_codah(fields: list[str], options: ReadingOptions, *, needs_label: bool) -> bool:
@@ -316,42 +319,34 @@ def _is_codah(fields: list[str], options: ReadingOptions, *, needs_label: bool) 
     return len(fields[0]) <= 4 and (not fields[0] or fields[0].isalpha())
 
 
-def _example(columns: ChoiceColumns, lines: dict[str, int], row: Row) -> ChoiceExample:
+def _example(needs_label: bool, lines: dict[str, int], row: Row) -> ChoiceExample:
     """Convert a row to an example; `lines` maps the identifiers read so far to their lines, and is updated."""
-    choices = _texts(columns, row)
+    fields = row.by_name()
+    choices = fields["choices"]
+    if not isinstance(choices, list):
+        raise BadRowError("choices are not a list", f"{choices!r:.60}")
+    if len(choices) < 2:
+        raise BadRowError("fewer than two choices", str(len(choices)))
+    texts = [row_text(choice, f"choice {number}", empty="empty choice") for number, choice in enumerate(choices)]
     return ChoiceExample(
-        context=row_text(row.value(columns.context), "context").strip(),
-        stem="" if columns.stem is None else row_text(row.value(columns.stem), "stem", empty=None).strip(),
-        choices=choices,
-        label=None if columns.label is None else _label(row.value(columns.label), len(choices)),
+        context=row_text(fields["context"], "context").strip(),
+        stem=row_text(fields["stem"], "stem", empty=None).strip(),
+        choices=tuple(text.strip() for text in texts),
+        label=_label(fields["label"], len(choices)) if needs_label else None,
         line=row.line,
-        identifier=_identifier(columns, lines, row),
+        identifier=_identifier(fields["id"], lines, row.line),
     )
 
 
-def _texts(columns: ChoiceColumns, row: Row) -> tuple[str, ...]:
-    values = [row.value(name) for name in columns.choices]
-    if len(values) == 1:
-        (values,) = values
-    if not isinstance(values, list):
-        raise BadRowError("choices are not a list", f"{values!r:.60}")
-    if len(values) < 2:
-        raise BadRowError("fewer than two choices", str(len(values)))
-    return tuple(
-        row_text(value, f"choice {number}", empty="empty choice").strip() for number, value in enumerate(values)
-    )
-
-
-def _identifier(columns: ChoiceColumns, lines: dict[str, int], row: Row) -> str | None:
-    value = None if columns.identifier is None else row.by_name().get(columns.identifier)
+def _identifier(value: Any, lines: dict[str, int], line: int) -> str | None:
     name = "" if value is None else str(value).strip()
     if not name:
         return None
     if not is_utf8(name):
-        raise BadRowError("the id contains an unpaired surrogate", f"{name!r:.80} is not valid Unicode")
+        raise BadRowError("the id contains an unpaired surrogate", f"{name!r} is not valid Unicode")
     if name in lines:
         raise BadRowError("an id appears twice", f"{name!r:.80}, first at line {lines[name]}")
-    lines[name] = row.line
+    lines[name] = line
     return name
 
 
