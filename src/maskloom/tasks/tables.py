@@ -19,7 +19,6 @@ from maskloom.system.foreign_files import check_regular, is_utf8, read_bytes
 MAX_ROW_BYTES = 16 << 20
 """16 MiB of UTF-8: five times the longest novel in one row."""
 
-_BLOCK = 1 << 18
 _WIDE_MARKS = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _LAYOUTS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text"}
 
@@ -153,10 +152,11 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     check_regular(path)
     try:
         with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
-            for block in _blocks_of_lines(file):
-                for line in _lines_of(block, path, number):
-                    number += 1
-                    yield number, line
+            for raw in _raw_lines(file):
+                number += 1
+                if len(raw) > MAX_ROW_BYTES:
+                    raise DataError(_too_large(path, number))
+                yield number, _decoded(_without_mark(raw, path) if number == 1 else raw, path, number)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{path}: after line {number}: the gzip stream is corrupt: {error}") from None
     except OSError as error:
@@ -165,40 +165,15 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise DataError(f"{path}: the file is empty")
 
 
-def _blocks_of_lines(file: BufferedReader | gzip.GzipFile) -> Iterator[bytes]:
-    """Yield a file in blocks of whole lines, without the last line end; a line beyond the size limit is truncated."""
-    parts, size, has_line_feed = list[bytes](), 0, False
-    while size <= MAX_ROW_BYTES and (block := file.read1(_BLOCK)):
-        head, end, tail = block.rpartition(b"\n")
-        if end:
-            yield b"".join([*parts, head])
-            parts, size, has_line_feed = [], 0, True
-        parts.append(tail)
-        size += len(tail)
-    last = b"".join(parts)
-    if not has_line_feed and size <= MAX_ROW_BYTES:
-        last = last.replace(b"\r", b"\n").removesuffix(b"\n")
-    if size:
-        yield last
-
-
-def _lines_of(block: bytes, path: Path, number: int) -> Iterator[str]:
-    """Yield the lines of a block that follows line `number`."""
-    if number == 0:
-        block = _without_mark(block, path)
-    try:
-        text = "\0" if len(block) > MAX_ROW_BYTES else block.decode("utf-8")
-    except UnicodeDecodeError:
-        text = "\0"
-    if "\0" not in text:
-        lines = text.split("\n")
-        yield from lines if "\r" not in text else (line.removesuffix("\r") for line in lines)
+def _raw_lines(file: BufferedReader | gzip.GzipFile) -> Iterator[bytes]:
+    """Yield the lines of a file without their ends; a line beyond the size limit is truncated."""
+    line = file.readline(MAX_ROW_BYTES + 2)
+    if not line.endswith(b"\n") and len(line) <= MAX_ROW_BYTES:  # the whole file
+        yield from line.removesuffix(b"\r").split(b"\r") if line else ()
         return
-    for raw in block.split(b"\n"):  # one line is invalid; the lines before it are still read
-        number += 1
-        if len(raw) > MAX_ROW_BYTES:
-            raise DataError(_too_large(path, number))
-        yield _decoded(raw.removesuffix(b"\r"), path, number)
+    while line:
+        yield line.removesuffix(b"\n").removesuffix(b"\r")
+        line = file.readline(MAX_ROW_BYTES + 2)
 
 
 def _without_mark(raw: bytes, path: Path) -> bytes:

@@ -11,7 +11,6 @@ from maskloom.metrics.calibration import fit_temperature, sigmoid
 
 THRESHOLD = 0.5
 TUNED_SETTINGS = ("temperature", "thresholds", "null_threshold")
-_EXACT_SWEEPS = 20
 
 
 def fitted(fit: Callable[..., dict[str, Any]], logits_of: Callable[[Any, Any], np.ndarray]) -> Callable[..., Any]:
@@ -35,36 +34,23 @@ def tune_labels(logits: np.ndarray, targets: np.ndarray, *, primary: str = "f1_m
 
 
 def best_thresholds(scores: np.ndarray, targets: np.ndarray, primary: str) -> list[float]:
-    """Return the thresholds with the highest f1_macro, f1_micro or exact_match; arrays are (examples, labels).
+    """Return the thresholds with the highest f1_macro or f1_micro, or 0.5 for any other; arrays (examples, labels).
 
     Macro F1 is the mean of the labels' F1, so each label is optimised separately. Micro F1 is a ratio of sums over
     labels and is maximised exactly by Dinkelbach's method (1967): for a value r, each label takes the threshold with
-    the highest 2 TP - r chosen; the resulting micro F1 is the next r, until it no longer rises. The fraction of exact
-    rows is raised one label at a time, with the others fixed, until no label raises it; this may miss the optimum.
+    the highest 2 TP - r chosen; the resulting micro F1 is the next r, until it no longer rises.
     """
     columns = list(zip(np.asarray(scores).T, np.asarray(targets).T > 0, strict=True))
     if primary == "f1_macro":
         # F1 = 2 TP / (chosen + true), a ratio of whole numbers, so that equal scores compare equal; true[0] counts all
         return [_best_cut(*each, lambda true, chosen: 2.0 * true / np.maximum(chosen + true[0], 1)) for each in columns]
     thresholds = [THRESHOLD] * len(columns)
-    if primary == "f1_micro":
-        best = _micro_f1(columns, thresholds)
-        while True:
-            found = [_best_cut(*column, lambda true, chosen, r=best: 2.0 * true - r * chosen) for column in columns]
-            if (reached := _micro_f1(columns, found)) <= best:
-                return thresholds
-            best, thresholds = reached, found
-    is_right = np.array([(score >= THRESHOLD) == is_true for score, is_true in columns])
-    for _ in range(_EXACT_SWEEPS):
-        before = list(thresholds)
-        for label, (score, is_true) in enumerate(columns):
-            others = np.delete(is_right, label, axis=0).all(axis=0)
-            found = _best_cut(score[others], is_true[others], lambda true, chosen: 2.0 * true - chosen)
-            now = (score >= found) == is_true
-            if now[others].sum() > is_right[label][others].sum():
-                thresholds[label], is_right[label] = found, now
-        if thresholds == before:
+    best = _micro_f1(columns, thresholds)
+    while primary == "f1_micro":
+        found = [_best_cut(*column, lambda true, chosen, r=best: 2.0 * true - r * chosen) for column in columns]
+        if (reached := _micro_f1(columns, found)) <= best:
             break
+        best, thresholds = reached, found
     return thresholds
 
 

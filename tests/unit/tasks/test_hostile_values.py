@@ -65,7 +65,7 @@ def test_scores_in_every_plain_spelling(tmp_path):
         ("multilabel", {"text": "b", "labels": ["fine", "\ud800"]}, "label"),
         ("multilabel", {"text": "b", "labels": "fine,\ud800"}, "label"),
         ("choice", {"id": "\ud800", "context": "b", "choices": ["c", "d"], "label": 0}, "id"),
-        ("span", {"id": "\ud800", "question": "b?", "context": "c", "answers": ["c"], "answer_start": [0]}, "id"),
+        ("span", {"id": "\ud800", "question": "b?", "context": "c", "answer": "c", "answer_start": 0}, "id"),
         ("tagging", {"tokens": ["b"], "tags": ["B-\ud800"]}, "text"),
     ],
 )

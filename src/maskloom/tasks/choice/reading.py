@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.errors import ConfigError, DataError
-from maskloom.system.foreign_files import file_inside, is_utf8
+from maskloom.system.foreign_files import file_inside
 from maskloom.tasks import tables
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.examples import ReadExamples, ReadingReport, checked_parts, checked_text, kept_examples
+from maskloom.tasks.reading import label_name
 from maskloom.tasks.tables import BLANK, BadRowError, ReadingOptions, Row, row_text
 
 _CONTEXTS = ("sent1", "ctx_a", "ctx", "context", "startphrase", "premise", "passage", "article", "prompt", "text")
@@ -339,11 +340,9 @@ def _example(needs_label: bool, lines: dict[str, int], row: Row) -> ChoiceExampl
 
 
 def _identifier(value: Any, lines: dict[str, int], line: int) -> str | None:
-    name = "" if value is None else str(value).strip()
-    if not name:
+    if value is None or value == "":
         return None
-    if not is_utf8(name):
-        raise BadRowError("the id contains an unpaired surrogate", f"{name!r} is not valid Unicode")
+    name = label_name(value, "the id")
     if name in lines:
         raise BadRowError("an id appears twice", f"{name!r:.80}, first at line {lines[name]}")
     lines[name] = line
