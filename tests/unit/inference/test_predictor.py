@@ -60,7 +60,7 @@ def test_company_does_not_change_a_vector(folder):
     together = predictor.encode(TEXTS)
     alone = np.concatenate([predictor.encode([text]) for text in TEXTS])
     np.testing.assert_allclose(together, alone, atol=1e-5)
-    predictor.max_tokens = 1
+    predictor.batch_size = 1
     np.testing.assert_allclose(predictor.encode(TEXTS), together, atol=1e-5)
     assert predictor.encode([]).shape == (0, 24)
 
