@@ -88,26 +88,24 @@ def _find_columns(
     rows = tables.read_rows(path, layout)
     seen = tables.up_to_first(rows) if layout == "jsonl" else [next(rows)]
     names, line = [name.strip() for name in seen[-1].fields], seen[-1].line
+    usual = (row.text, row.pair, row.label) if row else (None, None, None)
     if layout == "jsonl":
         if seen[-1].problem:
             return Columns("text", None, None), iter(seen)
         names, rows = list(seen[-1].fields), chain(seen, rows)
-    elif row and row.headerless and tuple(seen[0].fields)[:2] != row.header_marks:
-        text, pair, label, num_fields = row.headerless
-        names, (own_text, own_pair, own_label) = tables.numbered(num_fields), options.columns
-        tables.check_given(options.columns, names, f"{path}: line {line}")
-        chosen = Columns(own_text or text, own_pair or pair, own_label or label)
-        return chosen, tables.by_name(chain(seen, rows), names)
-    elif columns := tables.columns_by_number(path, names, options, needs_label=needs_label):
-        return columns, tables.by_name(chain(seen, rows), tables.numbered(len(names)))
     else:
+        headerless = row.headerless if row and tuple(names[:2]) != row.header_marks else None
+        if headerless or any(column and tables.is_column_number(column) for column in options.columns):
+            *usual, num_fields = headerless or (*usual, len(names))
+            names, rows = [str(number) for number in range(1, num_fields + 1)], chain(seen, rows)
         rows = tables.by_name(rows, names)
     if row is not None:  # test files have no label column
+        text, pair, label = usual
         options = replace(
             options,
-            text_column=options.text_column or row.text,
-            pair_column=options.pair_column or row.pair,
-            label_column=options.label_column or (row.label if row.label in names else None),
+            text_column=options.text_column or text,
+            pair_column=options.pair_column or pair,
+            label_column=options.label_column or (label if label in names else None),
         )
     how = {"place": f"{path}: line {line}", "takes_pair": form.takes_pair, "needs_label": needs_label}
     return tables.choose_names(names, options, form.usual, **how), rows

@@ -325,34 +325,6 @@ def is_column_number(column: str) -> bool:
     return column.isdecimal() and len(column) <= 6
 
 
-def numbered(num_columns: int) -> list[str]:
-    """Return the column names of a file without a header: numbers from 1."""
-    return [str(number) for number in range(1, num_columns + 1)]
-
-
-def columns_by_number(path: Path, first: list[str], options: ReadingOptions, *, needs_label: bool) -> Columns | None:
-    """Return the columns given by number, counted from 1, or None if they are given by name.
-
-    Raises ConfigError for a mix of numbers and names and for a missing number, DataError if the first row is too short.
-    """
-    given = [column for column in options.columns if column]
-    numbers = [int(column) for column in given if is_column_number(column)]
-    if not numbers:
-        return None
-    if len(numbers) != len(given):
-        raise ConfigError(f"columns {given}: specify all of them by name or all by number")
-    if 0 in numbers:
-        raise ConfigError("columns are counted from 1; there is no column 0")
-    text, pair, label = (column and str(int(column)) for column in options.columns)
-    if not text or (needs_label and not label):
-        what = "label" if text else "text"
-        raise ConfigError(f"columns by number: the {what} column must be given (--{what}-column)")
-    check_single([column for column in (text, pair, label) if column], numbered(len(first)), f"{path}: line 1")
-    if max(numbers) > len(first):
-        raise DataError(f"{path}: line 1: column {max(numbers)} was requested, but the row has {len(first)}")
-    return Columns(text, pair, label)
-
-
 def choose_names(
     names: list[str],
     options: ReadingOptions,

@@ -302,7 +302,7 @@ def _find_form(path: Path, layout: str, options: ReadingOptions, *, needs_label:
     else:
         names = [field.strip() for field in first.fields]
         if layout == "tsv" and _is_codah(names, options, needs_label=needs_label):
-            _, context, *choices, label = names = tables.numbered(len(names))
+            _, context, *choices, label = names = [str(number) for number in range(len(names))]
             columns = ChoiceColumns(context, None, tuple(choices), label if needs_label else None, None)
             return partial(_by_columns, columns), tables.by_name(chain(seen, rows), names)
         rows = tables.by_name(chain(seen[:-1], rows), names)
