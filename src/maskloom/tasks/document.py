@@ -58,7 +58,6 @@ class EncodedDocuments(EncodedGroups):
 
     num_left_out: np.ndarray
 
-    _exceed: ClassVar[str] = "have sentences that exceed"
     _batch: ClassVar = ChoiceBatch
 
     def account(self) -> dict[str, Any]:

@@ -72,9 +72,6 @@ class EncodedExamples(EncodedData):
     num_truncated_examples: int
     num_truncated_tokens: int
 
-    # how notes describe truncated examples
-    _exceed: ClassVar[str] = "exceed"
-
     @property
     def lengths(self) -> np.ndarray:
         """Number of tokens of each example, special tokens included."""
@@ -105,7 +102,7 @@ class EncodedExamples(EncodedData):
         if not self.num_truncated_examples:
             return []
         return [
-            f"{path}: {self.num_truncated_examples} of {amount(len(self), 'example')} {self._exceed} "
+            f"{path}: {self.num_truncated_examples} of {amount(len(self), 'example')} exceed "
             f"{self.max_length} tokens and lose {amount(self.num_truncated_tokens, 'token')}"
         ]
 

@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from maskloom.errors import ConfigError, DataError
+from maskloom.errors import DataError
 from maskloom.system.foreign_files import file_inside
 from maskloom.tasks import tables
 from maskloom.tasks.catalog import catalog_row
@@ -52,12 +52,9 @@ def choose_columns(
 
     `options` may name the context (text column), the stem (pair column) and the label; choices are found by name:
     ending0, choice_1, answerA, or a list. Raises DataError for missing columns and for names that the header repeats,
-    ConfigError for columns given by number or used twice.
+    ConfigError for columns used twice.
     """
     lower = {name.lower(): name for name in reversed(names)}
-    for wanted in options.columns:
-        if wanted is not None and wanted not in names and tables.is_column_number(wanted):
-            raise ConfigError(f"column {wanted!r}: multiple choice needs columns given by header name")
     tables.check_given(options.columns, names, place)
     choices = _choices(names, lists, place)
     taken = set(choices)

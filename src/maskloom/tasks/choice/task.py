@@ -29,12 +29,11 @@ class EncodedChoices(EncodedGroups):
 
     examples: Sequence[ChoiceExample]
 
-    _exceed: ClassVar[str] = "have choices that exceed"
     _batch: ClassVar = ChoiceBatch
 
     def account(self) -> dict[str, Any]:
         """Return the total number of choices and the truncation counts, as plain values."""
-        return {"max_length": self.max_length, "num_choices": int(self.first[-1]), **super().account()}
+        return {**super().account(), "num_choices": int(self.first[-1])}
 
 
 def encode_choices(

@@ -61,7 +61,7 @@ def test_what_does_not_fit_is_cut_and_counted(tokenizer):
     account = encoded.account()
     # "the cat" with "and ran on a mat" has 10 tokens, "the" with "cat sat on the mat" 9; "a mat", "and a cat" has 8
     assert (account["num_truncated_examples"], account["num_truncated_tokens"]) == (3, 3 + 1 + 2)
-    assert "3 of 3 examples have choices that exceed 7 tokens and lose 6 tokens" in encoded.notes(Path("f.csv"))[0]
+    assert "3 of 3 examples exceed 7 tokens and lose 6 tokens" in encoded.notes(Path("f.csv"))[0]
     assert encode_choices(EXAMPLES, tokenizer, max_length=32).notes(Path("f.csv")) == []
 
 

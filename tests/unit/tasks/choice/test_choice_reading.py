@@ -110,7 +110,7 @@ def test_columns_can_be_named(tmp_path):
     assert read_choices(path, options).examples[0].pairs()[1] == ("B.", "S y")
     with pytest.raises(DataError, match="there is no column 'behind'; the columns are 'before', 'start'"):
         read_choices(path, ReadingOptions(text_column="behind"))
-    with pytest.raises(ConfigError, match="columns given by header name"):
+    with pytest.raises(DataError, match="there is no column '1'; the columns are 'before', 'start'"):
         read_choices(path, ReadingOptions(text_column="1"))
 
 
