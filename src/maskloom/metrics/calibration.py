@@ -87,17 +87,14 @@ class CalibrationMetric:
         The Brier score is the squared distance of the probabilities from the targets: for classes, summed over classes
         (0..2) and averaged over examples; for labels, averaged over both (0..1). Raises ValueError without examples.
         """
+        if not self._num_rows:
+            raise ValueError("calibration: no examples were given, so there is no error to measure")
+        errors = np.abs(self._hits - self._confidences).sum(axis=1) / self._num_rows
         return {
-            "calibration_error": float(self.errors().mean()),
+            "calibration_error": float(errors.mean()),
             "brier_score": self._squares / self._num_values,
             "negative_log_likelihood": self._likelihood / self._num_values,
         }
-
-    def errors(self) -> np.ndarray:
-        """Return the expected calibration error of each label, (labels,), or a single one, (1,), for classes."""
-        if not self._num_rows:
-            raise ValueError("calibration: no examples were given, so there is no error to measure")
-        return np.abs(self._hits - self._confidences).sum(axis=1) / self._num_rows
 
 
 def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:

@@ -144,7 +144,7 @@ DOCUMENT = replace(
     classification_kind("multilabel"),
     name="document",
     iterate=lambda path, options, _, **how: iterate_examples(path, "document", options, **how),
-    make=later("maskloom.tasks.document", "document_task"),
+    make=later("maskloom.tasks.classification", "document_task"),
     takes="texts, or titles with their texts",
     section=DocumentSection,
     settings=DocumentSettings,

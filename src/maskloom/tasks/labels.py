@@ -13,7 +13,7 @@ import numpy as np
 from maskloom.errors import ConfigError, DataError, amount
 from maskloom.system.foreign_files import is_utf8, read_bytes
 from maskloom.tasks.catalog import Kind, catalog_row
-from maskloom.tasks.examples import Example, ReadExamples, are_labelled
+from maskloom.tasks.examples import Example, ReadExamples
 from maskloom.tasks.tables import ReadingOptions
 
 _MOST_LABEL_BYTES = 16 << 20
@@ -115,12 +115,12 @@ def check_alike(kind: Kind, train: ReadExamples, dev: ReadExamples) -> None:
 def encode_labels(data: ReadExamples, kind: Kind, names: tuple[str, ...]) -> np.ndarray | None:
     """Return labels as an array: ids (examples,) int64, scores (examples,) float32, or 0/1 (examples, labels) float32.
 
-    Returns None if no example has a label. Raises DataError, with the line, for a name that is not in `names`. If all
+    Returns None if examples lack a label. Raises DataError, with the line, for a name that is not in `names`. If all
     labels are whole numbers and no name is numeric, the labels are ids, and a note says so; for a file that is read in
     pieces, the first piece with labels decides.
     """
     examples, path = data.examples, data.report.path
-    if not are_labelled(examples, path):
+    if any(example.label is None for example in examples):
         return None
     if kind == "regression":
         return np.array([example.label for example in examples], dtype=np.float32)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from maskloom.errors import ConfigError, DataError
-from maskloom.tasks.document import label_relations
+from maskloom.tasks.classification import label_relations
 from maskloom.tasks.kinds import KINDS, make_task
 from maskloom.tasks.settings import DocumentSettings
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +15,6 @@ from maskloom.metrics.labels import ChoiceMetric
 from maskloom.objectives.classification import MultipleChoice
 from maskloom.tasks.choice.reading import ChoiceExample
 from maskloom.tasks.encoding import EncodedGroups, encoded_texts
-from maskloom.tasks.examples import are_labelled
 from maskloom.tasks.settings import KindSettings
 from maskloom.tasks.task import Outputs, Task
 from maskloom.tasks.tuning import fitted, tune_classes
@@ -36,17 +34,13 @@ class EncodedChoices(EncodedGroups):
         return {**super().account(), "num_choices": int(self.first[-1])}
 
 
-def encode_choices(
-    examples: Sequence[ChoiceExample], tokenizer: Tokenizer, *, max_length: int, path: str | Path = "input"
-) -> EncodedChoices:
-    """Encode examples in order, pairing each choice with the context.
-
-    Examples may have different numbers of choices. Raises DataError, with `path` and line, if only some have labels.
-    """
+def encode_choices(examples: Sequence[ChoiceExample], tokenizer: Tokenizer, *, max_length: int) -> EncodedChoices:
+    """Encode examples in order, pairing each choice with the context; they may have different numbers of choices."""
     first = np.cumsum([0, *(len(example.choices) for example in examples)], dtype=np.int64)
     fields = encoded_texts((pair for example in examples for pair in example.pairs()), first, tokenizer, max_length)
-    labels = np.array([example.label for example in examples], np.int64) if are_labelled(examples, path) else None
-    return EncodedChoices(**fields, labels=labels, examples=examples)
+    labels = [example.label for example in examples]
+    known = None if None in labels else np.array(labels, dtype=np.int64)
+    return EncodedChoices(**fields, labels=known, examples=examples)
 
 
 # Still finite when divided by the smallest temperature.
@@ -62,9 +56,7 @@ def choice_task(labels: tuple[str, ...], primary: str | None, settings: KindSett
         primary=metric().primary,  # raises for an unknown score now, not after training
         heads=("choice",),
         objective=MultipleChoice(),
-        encode=lambda data, tokenizer, max_length, **_: encode_choices(
-            data.examples, tokenizer, max_length=max_length, path=data.report.path
-        ),
+        encode=lambda data, tokenizer, max_length, **_: encode_choices(data.examples, tokenizer, max_length=max_length),
         # ties go to the first choice
         decide=lambda encoded, outputs: choice_scores(encoded, outputs).argmax(axis=1),
         decode=partial(_decode, settings.temperature),  # pyright: ignore[reportArgumentType]

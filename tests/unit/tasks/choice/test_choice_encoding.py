@@ -3,7 +3,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from maskloom.errors import DataError
 from maskloom.tasks.choice.reading import ChoiceExample
 from maskloom.tasks.choice.task import encode_choices
 from maskloom.text.vocabulary import Vocabulary
@@ -85,13 +84,6 @@ def test_examples_of_differing_numbers_of_choices_stand_together(tokenizer):
         assert part.lengths.tolist() == expected.lengths.tolist()
         assert (part.labels.tolist(), part.num_choices.tolist()) == (expected.labels.tolist(), [len(expected.lengths)])
     assert encode_choices(mixed, tokenizer, max_length=6).account()["num_truncated_examples"] == 3
-
-
-def test_mixed_examples_are_refused(tokenizer):
-    with pytest.raises(DataError, match=r"f\.csv: line 4: missing label"):
-        encode_choices(
-            [EXAMPLES[0], example("a", "a", "on", label=None, line=4)], tokenizer, max_length=9, path="f.csv"
-        )
 
 
 def test_nothing_encodes_to_nothing(tokenizer):
