@@ -108,20 +108,6 @@ _JOINTS = {"cause": "because", "effect": "so"}
 _LEVELS = ("high", "middle")
 
 
-def published_form(fields: dict[str, Any]) -> Form | None:
-    """Return the function that parses objects with these keys, or None if they are from none of the four sets."""
-    question = fields.get("question")
-    if isinstance(question, dict) and {"stem", "choices"} <= set(question):
-        return _arc
-    if isinstance(question, str) and isinstance(fields.get("choices"), dict):
-        return _arc
-    if {"premise", "choice1", "choice2"} <= set(fields) and question in ("cause", "effect"):
-        return _copa
-    if {"article", "questions", "options"} <= set(fields):
-        return _race
-    return None
-
-
 def race_files(folder: Path) -> list[Path]:
     """Return the .txt files of RACE's train, dev or test folder, or of one of its levels, sorted by name in each level.
 
@@ -210,6 +196,10 @@ def _place(key: Any, labels: list[Any]) -> int | None:
     return [str(label) for label in labels].index(str(key))
 
 
+_PUBLISHED: dict[str, Form] = {"arc": _arc, "commonsenseqa": _arc, "copa": _copa, "race": _race}
+"""The forms of data sets by their names in the catalog."""
+
+
 @dataclass(frozen=True)
 class ChoiceExample:
     """One record: the context, the stem that starts the second text, the choices that complete it, and the right one.
@@ -259,15 +249,16 @@ def iterate_choices(
     """
     path = Path(path)
     row = None if options.format is None else catalog_row(options.format, kinds=("choice",))
-    # RACE is recognised by its level folders, or named as the format
-    is_race = any((path / level).is_dir() for level in _LEVELS) if row is None else row.name == "race"
-    if is_race and path.is_dir() and options.text_column is None:
-        form, rows = _race, race_rows(path)
+    form = None if row is None or options.text_column is not None else _PUBLISHED.get(row.name)
+    if form is _race and path.is_dir():
+        rows = race_rows(path)
     else:
         layout = tables.layout_of(path)
         if layout == "text":
             raise DataError(f"{path}: a .txt file has no columns; multiple choice is read from .csv, .tsv or .jsonl")
-        form, rows = _find_form(path, layout, options, needs_label=needs_label)
+        rows = tables.read_rows(path, layout)
+        if form is None or layout != "jsonl":
+            form, rows = _find_form(path, rows, layout, options, needs_label=needs_label)
     # in test sets, published answers are often placeholders
     unread = () if needs_label or isinstance(form, partial) else _ANSWERS
     records = (record for row in rows for record in _records(row, form, unread))
@@ -284,17 +275,16 @@ def _records(row: Row, form: Form, unread: Sequence[str]) -> Iterator[Row]:
         yield row._replace(problem=str(problem))
 
 
-def _find_form(path: Path, layout: str, options: ReadingOptions, *, needs_label: bool) -> tuple[Form, Iterator[Row]]:
+def _find_form(
+    path: Path, rows: Iterator[Row], layout: str, options: ReadingOptions, *, needs_label: bool
+) -> tuple[Form, Iterator[Row]]:
     """Find the form of the data rows from the first rows; return both, the rows keyed by column name."""
-    rows = tables.read_rows(path, layout)
     seen = tables.up_to_first(rows)
     first = seen[-1]
     if first.problem:
         problem = next((row.problem for row in seen if row.problem != BLANK), "all lines are blank")
         raise DataError(f"{path}: no row can be read: {problem}")
     if isinstance(first.fields, dict):
-        if options.text_column is None and (form := published_form(first.fields)) is not None:
-            return form, chain(seen, rows)
         names, rows = list(first.fields), chain(seen, rows)
     else:
         names = [field.strip() for field in first.fields]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import io
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +11,7 @@ from typing import Any
 
 from maskloom.errors import DataError
 from maskloom.metrics.answers import score_answers
-from maskloom.system.foreign_files import is_utf8, parse_json, read_bytes
+from maskloom.system.foreign_files import is_utf8, read_json, read_json_object
 from maskloom.tasks import tables
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.examples import ReadExamples, ReadingReport, checked_parts, checked_text, kept_examples
@@ -76,7 +73,7 @@ def iterate_questions(
     path = Path(path)
     if options.format is not None:
         catalog_row(options.format, kinds=("span",))
-    if path.name.lower().endswith((".json", ".json.gz")):
+    if path.suffix.lower() == ".json":
         rows, form = squad_rows(path), Row.by_name
     else:
         rows, form = question_rows(path, options, needs_label=needs_label)
@@ -159,11 +156,11 @@ MAX_JSON_BYTES = 1 << 30
 
 
 def squad_rows(path: Path) -> Iterator[Row]:
-    """Yield the questions of a SQuAD v1.1 or v2.0 file, .json or .json.gz, in file order, with their contexts.
+    """Yield the questions of a SQuAD v1.1 or v2.0 file in file order, with their contexts.
 
     Raises DataError, with file and place, for a file that cannot be read or has no articles and paragraphs.
     """
-    articles = _list_of(read_json(path), "data", path, "the file")
+    articles = _list_of(read_json(path, limit=MAX_JSON_BYTES), "data", path, "the file")
     number = 0
     for article_number, article in enumerate(articles, start=1):
         title = article.get("title") if isinstance(article, dict) else None
@@ -181,25 +178,6 @@ def _row(question: Any, context: Any, place: str, number: int) -> Row:
     if (identifier := question.get("id")) is None:
         return Row({}, number, "no id", place)
     return Row({**question, "context": context}, number, place=f"{place} (id {identifier!r:.80})")
-
-
-def read_json(path: Path) -> Any:
-    """Return the value of a .json or .json.gz file; raises DataError, with line and column, for invalid JSON.
-
-    A file may have up to 1 GiB, also decompressed, and may expand to 50 times its size or to 8 MiB, whichever is
-    larger.
-    """
-    content = read_bytes(path, limit=MAX_JSON_BYTES)
-    if path.suffix.lower() == ".gz":
-        limit = min(MAX_JSON_BYTES, max(50 * len(content), 8 << 20))
-        try:
-            with gzip.open(io.BytesIO(content)) as file:
-                content = file.read(limit + 1)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise DataError(f"{path}: the gzip stream is corrupt: {error}") from None
-        if len(content) > limit:
-            raise DataError(f"{path}: expands to more than {limit:,} bytes, the limit for a file of this size")
-    return parse_json(content, str(path))
 
 
 def _list_of(value: Any, key: str, path: Path, place: str) -> list[Any]:
@@ -304,9 +282,7 @@ def score_files(
 
 
 def _by_id(path: Path, kind: Any, wanted: str) -> dict[str, Any]:
-    values = read_json(path)
-    if not isinstance(values, dict):
-        raise DataError(f"{path}: expected a JSON object keyed by question id, got {type(values).__name__}")
+    values = read_json_object(path, limit=MAX_JSON_BYTES)
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, kind):
             raise DataError(f"{path}: id {name!r:.80}: expected {wanted}, got {type(value).__name__}")
