@@ -1,10 +1,11 @@
-"""Reads multiple-choice files: SWAG's CSV, HellaSwag's JSONL, CODAH's TSV, and any CSV or JSONL with choices.
+"""Reads multiple-choice files: SWAG's CSV, HellaSwag's JSONL, and any CSV or JSONL with choices.
 
-Four data sets are read as distributed. ARC (Clark et al. 2018) and CommonsenseQA (Talmor et al. 2019) have a `question`
-with `stem` and labelled `choices`, and an `answerKey`; ARC also comes with `choices` as lists of texts and labels. COPA
-(Roemmele et al. 2011, SuperGLUE's JSONL) has `premise`, `choice1`, `choice2` and asks for the cause or the effect. RACE
-(Lai et al. 2017) is a folder of files, each an object with an `article` and lists of `questions`, `options` and
-`answers`; a .jsonl file has one such object per line.
+Five data sets are read as distributed if their format is given. CODAH has tab-separated category, prompt, choices and
+label, without a header. ARC (Clark et al. 2018) and CommonsenseQA (Talmor et al. 2019) have a `question` with `stem`
+and labelled `choices`, and an `answerKey`; ARC also comes with `choices` as lists of texts and labels. COPA (Roemmele
+et al. 2011, SuperGLUE's JSONL) has `premise`, `choice1`, `choice2` and asks for the cause or the effect. RACE (Lai et
+al. 2017) is a folder of files, each an object with an `article` and lists of `questions`, `options` and `answers`; a
+.jsonl file has one such object per line.
 """
 
 from __future__ import annotations
@@ -233,7 +234,6 @@ class ChoiceExample:
 
 _MOST_LETTERS = 26
 _MOST_DIGITS = 9
-_PLACEHOLDERS = ("-1", "?")
 _ANSWERS = ("answerKey", "answers", "label")
 
 
@@ -242,10 +242,10 @@ def iterate_choices(
 ) -> Iterator[ChoiceExample]:
     """Yield the examples one by one, in file order.
 
-    A table has columns, JSONL has keys, with the names that `choose_columns` finds; CODAH has no header, but category,
-    prompt, choices and label in this order. A label is a number from 0 or a letter from A. Raises DataError, with file
-    and line, for missing columns and for a row that breaks a rule, unless `options.on_bad_rows` is "skip", which counts
-    it; ConfigError for the format of another kind of task.
+    A table has columns, JSONL has keys, with the names that `choose_columns` finds, unless the format says otherwise. A
+    label is a number from 0 or a letter from A. Raises DataError, with file and line, for missing columns and for a row
+    that breaks a rule, unless `options.on_bad_rows` is "skip", which counts it; ConfigError for the format of another
+    kind of task.
     """
     path = Path(path)
     row = None if options.format is None else catalog_row(options.format, kinds=("choice",))
@@ -288,7 +288,7 @@ def _find_form(
         names, rows = list(first.fields), chain(seen, rows)
     else:
         names = [field.strip() for field in first.fields]
-        if layout == "tsv" and _is_codah(names, options, needs_label=needs_label):
+        if (options.format or "").lower() == "codah" and len(names) >= 5 and not any(options.columns):
             _, context, *choices, label = names = [str(number) for number in range(len(names))]
             columns = ChoiceColumns(context, None, tuple(choices), label if needs_label else None, None)
             return partial(_by_columns, columns), tables.by_name(chain(seen, rows), names)
@@ -297,14 +297,6 @@ def _find_form(
     place = f"{path}: line {first.line}"
     columns = choose_columns(names, options, place=place, lists=lists, needs_label=needs_label)
     return partial(_by_columns, columns), rows
-
-
-def _is_codah(fields: list[str], options: ReadingOptions, *, needs_label: bool) -> bool:
-    """Return whether a row without a header is CODAH's: category letters, prompt, at least two choices, label."""
-    is_label = fields[-1].isdecimal() or (not needs_label and fields[-1] in _PLACEHOLDERS)
-    if any(options.columns) or len(fields) < 5 or not is_label:
-        return False
-    return len(fields[0]) <= 4 and (not fields[0] or fields[0].isalpha())
 
 
 def _example(needs_label: bool, lines: dict[str, int], row: Row) -> ChoiceExample:
