@@ -326,7 +326,7 @@ def is_column_number(column: str) -> bool:
 
 
 def choose_names(
-    names: list[str],
+    names: Sequence[str],
     options: ReadingOptions,
     usual: UsualNames,
     *,

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,16 @@ from maskloom.tasks import tables
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.examples import ReadExamples, ReadingReport, checked_parts, checked_text, kept_examples
 from maskloom.tasks.reading import label_name
-from maskloom.tasks.tables import BLANK, BadRowError, ReadingOptions, Row, row_text
+from maskloom.tasks.tables import BLANK, BadRowError, ReadingOptions, Row, UsualNames, row_text
 
 _CONTEXTS = ("sent1", "ctx_a", "ctx", "context", "startphrase", "premise", "passage", "article", "prompt", "text")
 _STEMS = ("sent2", "ctx_b", "stem", "question")
 _QUESTIONS = ("question", "query", "sentence", "sentence1")
-_LABELS = ("label", "labels", "gold_label", "answer_key", "answerkey", "correct", "answer", "gold")
+_USUAL = UsualNames(
+    pairs=tuple(product(_CONTEXTS, _STEMS)),
+    texts=(*_CONTEXTS, *_QUESTIONS),
+    labels=("label", "labels", "gold_label", "answer_key", "answerkey", "correct", "answer", "gold"),
+)
 _LISTS = ("choices", "endings", "answers", "options", "candidates")
 _IDENTIFIERS = ("id", "ind", "index", "example_id", "example-id", "")
 _CHOICE = re.compile(r"(choice|ending|answer|option|alternative|sol|hypothesis)[_ -]?([0-9]{1,2}|[a-z])", re.IGNORECASE)
@@ -51,31 +55,16 @@ def choose_columns(
 ) -> ChoiceColumns:
     """Find the columns among header names or object keys; `lists` are the keys whose values are lists.
 
-    `options` may name the context (text column), the stem (pair column) and the label; choices are found by name:
-    ending0, choice_1, answerA, or a list. Raises DataError for missing columns and for names that the header repeats,
-    ConfigError for columns used twice.
+    Choices are found by name: ending0, choice_1, answerA, or a list; the others as `tables.choose_names` does. Raises
+    DataError for missing columns and for names that the header repeats, ConfigError for columns used twice.
     """
-    lower = {name.lower(): name for name in reversed(names)}
-    tables.check_given(options.columns, names, place)
     choices = _choices(names, lists, place)
-    taken = set(choices)
-
-    def first(wanted: Sequence[str], *others: str | None) -> str | None:
-        free = (lower[name] for name in wanted if name in lower)
-        return next((name for name in free if name not in taken and name not in others), None)
-
-    label = options.label_column or first(_LABELS)
-    context = options.text_column or first(_CONTEXTS, options.pair_column, label)
-    stem = options.pair_column or (first(_STEMS, context, label) if options.text_column is None else None)
-    if context is None:
-        context, stem = first(_QUESTIONS, options.pair_column, label), options.pair_column
-    if context is None:
-        raise tables.no_column("context column", (*_CONTEXTS, *_QUESTIONS), names, place, "--text-column")
-    if needs_label and label is None:
-        raise tables.no_column("label column", _LABELS, names, place, "--label-column")
-    tables.check_single([name for name in (context, stem, label, *choices) if name is not None], names, place)
-    identifier = first(_IDENTIFIERS, context, stem, label)
-    return ChoiceColumns(context, stem, choices, label if needs_label else None, identifier)
+    tables.check_single(choices, names, place)
+    others = [name for name in names if name not in choices]
+    found = tables.choose_names(others, options, _USUAL, place=place, takes_pair=None, needs_label=needs_label)
+    free = {name.lower(): name for name in reversed(others) if name not in found}
+    identifier = next((free[name] for name in _IDENTIFIERS if name in free), None)
+    return ChoiceColumns(found.text, found.pair, choices, found.label if needs_label else None, identifier)
 
 
 def _choices(names: Sequence[str], lists: Sequence[str], place: str) -> tuple[str, ...]:

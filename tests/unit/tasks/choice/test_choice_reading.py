@@ -160,7 +160,7 @@ def test_a_row_that_was_dropped_does_not_take_its_id(tmp_path):
     ("lines", "message"),
     [
         (("a,b,c", "1,2,3"), "no choice columns"),
-        (("ending0,ending1,label", "x,y,0"), "no context column"),
+        (("ending0,ending1,label", "x,y,0"), "no text column"),
         (("sent1,ending0,ending2,label", "c,x,y,0"), "leave one out"),
         (("sent1,ending0,ending1,ending1,label", "c,x,y,z,0"), "2 columns named 'ending1'"),
         (("sent1,ending0,ending1,label", "c,x,0"), "line 2: wrong number of fields: 3, expected 4"),
