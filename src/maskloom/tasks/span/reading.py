@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -15,7 +15,7 @@ from maskloom.system.foreign_files import is_utf8, read_json, read_json_object
 from maskloom.tasks import tables
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.examples import ReadExamples, ReadingReport, checked_parts, checked_text, kept_examples
-from maskloom.tasks.tables import BadRowError, ReadingOptions, Row, row_text
+from maskloom.tasks.tables import BadRowError, Columns, ReadingOptions, Row, UsualNames, row_text
 
 
 @dataclass(frozen=True)
@@ -188,8 +188,7 @@ def _list_of(value: Any, key: str, path: Path, place: str) -> list[Any]:
     return found
 
 
-_ANSWERS = ("answers", "answer", "answer_text")
-_STARTS = ("answer_start", "start")
+_USUAL = UsualNames(labels=("answers", "answer", "answer_text"), noun="answer")
 
 
 def question_rows(
@@ -212,31 +211,25 @@ def question_rows(
     rows = tables.read_rows(path, layout)
     seen = tables.up_to_first(rows) if layout == "jsonl" else [next(rows)]
     names = [name.strip() for name in seen[-1].fields]
+    columns = Columns(options.text_column or "question", options.pair_column or "context", options.label_column)
     if layout != "jsonl" or not seen[-1].problem:
-        place = f"{path}: line {seen[-1].line}"
-        wanted = [options.text_column or "question", options.pair_column or "context"]
-        wanted += [options.label_column] if options.label_column and needs_label else []
-        tables.check_given(wanted, names, place)
-        if needs_label and not any(name in names for name in (options.label_column, *_ANSWERS)):
-            raise tables.no_column("answer column", _ANSWERS, names, place, "--label-column")
-        tables.check_single(wanted, names, place)
+        given = replace(options, text_column=columns.text, pair_column=columns.pair)
+        how = {"place": f"{path}: line {seen[-1].line}", "takes_pair": True, "needs_label": needs_label}
+        columns = tables.choose_names(names, given, _USUAL, **how)
     rows = chain(seen, rows) if layout == "jsonl" else tables.by_name(rows, names)
-    return rows, partial(_squad_form, options, needs_label)
+    return rows, partial(_squad_form, columns, needs_label)
 
 
-def _squad_form(options: ReadingOptions, needs_label: bool, row: Row) -> dict[str, Any]:
+def _squad_form(columns: Columns, needs_label: bool, row: Row) -> dict[str, Any]:
     """Convert a row to SQuAD's form; an empty field is absent."""
     fields = {name: value for name, value in row.by_name().items() if value != ""}
-    found = {
-        "id": fields.get("id", str(row.line)),
-        "question": fields.get(options.text_column or "question"),
-        "context": fields.get(options.pair_column or "context"),
-    }
+    question, context = fields.get(columns.text), fields.get(columns.pair or "")
+    found = {"id": fields.get("id", str(row.line)), "question": question, "context": context}
     if not needs_label:
         return found
     answers, start = (
         next((fields[name] for name in names if name in fields), None)
-        for names in ((options.label_column, *_ANSWERS), _STARTS)
+        for names in ((columns.label, *_USUAL.labels), ("answer_start", "start"))
     )
     if isinstance(answers, dict):
         texts, starts = answers.get("text"), answers.get("answer_start")
