@@ -133,7 +133,7 @@ class _Decoder:
             starts[row, column] + shifts[row],
             row - encoded.first_window[questions[row]],
             np.diff(encoded.first_window)[questions[row]],
-            num_pieces[encoded.context_of[questions[row]]],
+            num_pieces[questions[row]],
             encoded.max_length - offsets[row] - len(encoded.tokenizer.template.end),
             encoded.stride,
         )
@@ -177,7 +177,7 @@ class _Decoder:
 
     def _text(self, question: int, start: int, end: int) -> tuple[str, int, int]:
         """Return the text from piece `start` to piece `end`, and its start and end in the context."""
-        context = self.encoded.contexts[self.encoded.context_of[question]]
+        context = self.encoded.contexts[question]
         first_word, last_word = int(context.piece_words[start]), int(context.piece_words[end])
         words = context.words(first_word, last_word)
         text, first, last = self.finder.find(context.pieces[start : end + 1].tolist(), words)
