@@ -14,7 +14,7 @@ from maskloom.rows import Rows, later
 from maskloom.sections import Section
 from maskloom.tasks import judging
 from maskloom.tasks.catalog import Kind
-from maskloom.tasks.choice.reading import check_choices, choice_example, iterate_choices
+from maskloom.tasks.choices import check_choices, choice_example, iterate_choices
 from maskloom.tasks.examples import ReadExamples, text_example
 from maskloom.tasks.labels import check_alike, encode_labels, names_of_task
 from maskloom.tasks.reading import iterate_examples
@@ -196,7 +196,7 @@ CHOICE = TaskKind(
     name="choice",
     iterate=lambda path, options, _, **how: iterate_choices(path, options, **how),
     check=check_choices,
-    make=later("maskloom.tasks.choice.task", "choice_task"),
+    make=later("maskloom.tasks.classification", "choice_task"),
     example_of=choice_example,
     takes="questions with their choices",
     pipeline_tag="multiple-choice",

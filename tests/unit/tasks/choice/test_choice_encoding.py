@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from maskloom.tasks.choice.reading import ChoiceExample
-from maskloom.tasks.choice.task import encode_choices
+from maskloom.tasks.choices import ChoiceExample
+from maskloom.tasks.classification import encode_choices
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
