@@ -16,7 +16,7 @@ import numpy as np
 
 from maskloom.data.batch import ChoiceBatch
 from maskloom.errors import amount
-from maskloom.metrics.calibration import sigmoid, softmax
+from maskloom.metrics.calibration import checked_thresholds, fitted, sigmoid, softmax, tune_classes, tune_labels
 from maskloom.metrics.labels import ChoiceMetric, MultiLabelMetric, RegressionMetric, SingleLabelMetric
 from maskloom.objectives.classification import (
     DocumentClassification,
@@ -32,7 +32,6 @@ from maskloom.tasks.examples import Example, ReadExamples
 from maskloom.tasks.labels import checked_weights, encode_labels, labels_config
 from maskloom.tasks.settings import ClassificationSettings, DocumentSettings, KindSettings
 from maskloom.tasks.task import Outputs, Task
-from maskloom.tasks.tuning import checked_thresholds, fitted, tune_classes, tune_labels
 from maskloom.text.sentences import check_language, split_sentences
 from maskloom.text.tokenizer import Tokenizer
 

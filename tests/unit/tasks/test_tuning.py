@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 
 from maskloom.errors import ConfigError
+from maskloom.metrics.calibration import best_thresholds, checked_thresholds, tune_classes
 from maskloom.tasks.kinds import make_task
-from maskloom.tasks.tuning import best_thresholds, checked_thresholds, tune_classes
 
 
 class Encoded:
