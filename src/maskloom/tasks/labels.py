@@ -14,6 +14,7 @@ from maskloom.errors import ConfigError, DataError, amount
 from maskloom.system.foreign_files import is_utf8, read_bytes
 from maskloom.tasks.catalog import Kind, catalog_row
 from maskloom.tasks.examples import Example, ReadExamples
+from maskloom.tasks.reading import NUMBER
 from maskloom.tasks.tables import ReadingOptions
 
 _MOST_LABEL_BYTES = 16 << 20
@@ -88,14 +89,6 @@ def with_hint(error: UnknownLabelError, options: ReadingOptions) -> DataError:
     return DataError(f"{error}{hint}")
 
 
-def _reads_as_number(name: str) -> bool:
-    try:
-        float(name)
-    except ValueError:
-        return False
-    return True
-
-
 def check_alike(kind: Kind, train: ReadExamples, dev: ReadExamples) -> None:
     """Raise DataError if nothing can be learned from the training data, or if only one file has a second text."""
     path, found = train.report.path, {example.label for example in train.examples}
@@ -127,7 +120,7 @@ def encode_labels(data: ReadExamples, kind: Kind, names: tuple[str, ...]) -> np.
     ids = {name: number for number, name in enumerate(names)}
     found = {name for example in examples for name in _names(example)}
     if found and data.report.labels_are_ids is None:
-        are_ids = all(map(str.isdecimal, found)) and not any(map(_reads_as_number, names))
+        are_ids = all(map(str.isdecimal, found)) and not any(map(NUMBER.fullmatch, names))
         data.report.labels_are_ids = are_ids
         if are_ids:
             shown = ", ".join(f"{number} is {name!r:.80}" for number, name in [*enumerate(names)][:20])

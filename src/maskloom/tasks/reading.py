@@ -19,8 +19,9 @@ from maskloom.tasks.catalog import CatalogRow, Kind, catalog_row
 from maskloom.tasks.examples import NO_GOLD_LABEL, Example, ReadingReport, TitledExample, kept_examples
 from maskloom.tasks.tables import BadRowError, Columns, ReadingOptions, Row, UsualNames, row_text
 
-# float() also accepts "1_000", "infinity" and the digits of other scripts.
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+"""A number in plain digits; float() also accepts "1_000", "infinity" and the digits of other scripts."""
+
 # Keeps squared errors and their sum over a batch within fp32 (at most 3.4e38).
 _LARGEST_TARGET = 1e16
 
@@ -162,7 +163,7 @@ def _number(value: Any) -> float:
         raise BadRowError("missing label")
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if isinstance(value, str):
-        is_number = _NUMBER.fullmatch(value.strip()) is not None
+        is_number = NUMBER.fullmatch(value.strip()) is not None
     try:
         number = float(value) if is_number else math.nan
     except OverflowError:  # an integer with more than 308 digits
