@@ -105,15 +105,6 @@ class ReadExamples:
     examples: list[Any]
     report: ReadingReport
 
-    @classmethod
-    def of(cls, path: str | Path, iterate: Callable[[ReadingReport], Iterable[Any]]) -> ReadExamples:
-        """Read a whole file with `iterate`; raises DataError if no row is usable."""
-        report = ReadingReport(Path(path))
-        examples = list(iterate(report))
-        if not examples:
-            raise DataError(f"{path}: no usable rows: {report.num_rows} read, dropped: {report.dropped or 'none'}")
-        return cls(examples, report)
-
 
 def kept_examples(
     records: Iterable[Any], make: Callable[[Any], ExampleT], report: ReadingReport, *, skips: bool

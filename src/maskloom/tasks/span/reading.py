@@ -262,12 +262,11 @@ def score_files(
     Predictions are a JSON object of texts by id, as `predict` writes to a .json file; `null_odds` is one of numbers.
     Raises DataError for an invalid file.
     """
-    path = Path(predictions)
-    read = partial(iterate_questions, data, ReadingOptions(), {}, needs_label=True, needs_places=False)
-    questions = ReadExamples.of(data, lambda report: read(report=report)).examples
+    path, how = Path(predictions), {"needs_label": True, "needs_places": False}
+    questions = iterate_questions(data, ReadingOptions(), {}, report=ReadingReport(Path(data)), **how)
     texts = _by_id(path, str, "a text")
     odds = None if null_odds is None else _by_id(Path(null_odds), (int, float), "a number")
-    golds = {question.id: [answer.text for answer in question.answers] for question in questions}
+    golds = {question.id: [answer.text for answer in question.answers or ()] for question in questions}
     try:
         return score_answers(golds, texts, null_odds=odds, null_threshold=null_threshold)
     except ValueError as error:
