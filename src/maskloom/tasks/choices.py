@@ -24,7 +24,7 @@ from maskloom.tasks import tables
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.examples import ReadExamples, ReadingReport, checked_parts, checked_text, kept_examples
 from maskloom.tasks.reading import label_name
-from maskloom.tasks.tables import BLANK, BadRowError, ReadingOptions, Row, UsualNames, row_text
+from maskloom.tasks.tables import BLANK, BadRowError, Columns, ReadingOptions, Row, UsualNames, row_text
 
 _CONTEXTS = ("sent1", "ctx_a", "ctx", "context", "startphrase", "premise", "passage", "article", "prompt", "text")
 _STEMS = ("sent2", "ctx_b", "stem", "question")
@@ -39,21 +39,14 @@ _IDENTIFIERS = ("id", "ind", "index", "example_id", "example-id", "")
 _CHOICE = re.compile(r"(choice|ending|answer|option|alternative|sol|hypothesis)[_ -]?([0-9]{1,2}|[a-z])", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class ChoiceColumns:
-    """Column names; a single entry in `choices` is the column that holds all of them as a list."""
-
-    context: str
-    stem: str | None
-    choices: tuple[str, ...]
-    label: str | None
-    identifier: str | None
+# Converts a row to examples, each with the keys context, stem, choices, label and id; their values are checked later.
+Form = Callable[[Row], list[dict[str, Any]]]
 
 
-def choose_columns(
+def form_of_columns(
     names: Sequence[str], options: ReadingOptions, *, place: str, lists: Sequence[str] = (), needs_label: bool
-) -> ChoiceColumns:
-    """Find the columns among header names or object keys; `lists` are the keys whose values are lists.
+) -> Form:
+    """Return how rows with these header names or object keys are read; `lists` are the keys whose values are lists.
 
     Choices are found by name: ending0, choice_1, answerA, or a list; the others as `tables.choose_names` does. Raises
     DataError for missing columns and for names that the header repeats, ConfigError for columns used twice.
@@ -63,8 +56,8 @@ def choose_columns(
     others = [name for name in names if name not in choices]
     found = tables.choose_names(others, options, _USUAL, place=place, takes_pair=None, needs_label=needs_label)
     free = {name.lower(): name for name in reversed(others) if name not in found}
-    identifier = next((free[name] for name in _IDENTIFIERS if name in free), None)
-    return ChoiceColumns(found.text, found.pair, choices, found.label if needs_label else None, identifier)
+    identifier = next((free[name] for name in _IDENTIFIERS if name in free), "")
+    return partial(_by_columns, found if needs_label else found._replace(label=None), choices, identifier)
 
 
 def _choices(names: Sequence[str], lists: Sequence[str], place: str) -> tuple[str, ...]:
@@ -90,8 +83,6 @@ def _choices(names: Sequence[str], lists: Sequence[str], place: str) -> tuple[st
     return tuple(numbered[number] for number in numbers)
 
 
-# Converts a row to examples, each with the keys context, stem, choices, label and id; their values are checked later.
-Form = Callable[[Row], list[dict[str, Any]]]
 # The conjunction between a premise and its cause or effect.
 _JOINTS = {"cause": "because", "effect": "so"}
 # RACE separates the texts from high schools and from middle schools.
@@ -120,13 +111,13 @@ def race_rows(folder: Path) -> Iterator[Row]:
         yield tables.read_json_row(path, number)._replace(place=str(path.relative_to(folder)))
 
 
-def _by_columns(columns: ChoiceColumns, row: Row) -> list[dict[str, Any]]:
-    value, given = row.value, row.by_name()
-    choices = [value(name) for name in columns.choices]
-    label = None if columns.label is None else value(columns.label)
-    stem = "" if columns.stem is None else value(columns.stem)
-    choices = choices[0] if len(choices) == 1 else choices
-    return [_plain(given.get(columns.identifier or ""), value(columns.context), stem, choices, label)]
+def _by_columns(columns: Columns, choices: Sequence[str], identifier: str, row: Row) -> list[dict[str, Any]]:
+    """Convert a row; a single column of choices holds all of them as a list."""
+    values = [row.value(name) for name in choices]
+    label = None if columns.label is None else row.value(columns.label)
+    stem = "" if columns.pair is None else row.value(columns.pair)
+    texts = values[0] if len(values) == 1 else values
+    return [_plain(row.by_name().get(identifier), row.value(columns.text), stem, texts, label)]
 
 
 def _arc(row: Row) -> list[dict[str, Any]]:
@@ -231,10 +222,9 @@ def iterate_choices(
 ) -> Iterator[ChoiceExample]:
     """Yield the examples one by one, in file order.
 
-    A table has columns, JSONL has keys, with the names that `choose_columns` finds, unless the format says otherwise. A
-    label is a number from 0 or a letter from A. Raises DataError, with file and line, for missing columns and for a row
-    that breaks a rule, unless `options.on_bad_rows` is "skip", which counts it; ConfigError for the format of another
-    kind of task.
+    A table has columns, JSONL has keys, as `form_of_columns` finds them, unless the format says otherwise. A label is a
+    number from 0 or a letter from A. Raises DataError, with file and line, for missing columns and for a row that
+    breaks a rule, unless `options.on_bad_rows` is "skip", which counts it; ConfigError for the format of another kind.
     """
     path = Path(path)
     row = None if options.format is None else catalog_row(options.format, kinds=("choice",))
@@ -279,13 +269,12 @@ def _find_form(
         names = [field.strip() for field in first.fields]
         if (options.format or "").lower() == "codah" and len(names) >= 5 and not any(options.columns):
             _, context, *choices, label = names = [str(number) for number in range(len(names))]
-            columns = ChoiceColumns(context, None, tuple(choices), label if needs_label else None, None)
-            return partial(_by_columns, columns), tables.by_name(chain(seen, rows), names)
+            columns = Columns(context, None, label if needs_label else None)
+            return partial(_by_columns, columns, choices, ""), tables.by_name(chain(seen, rows), names)
         rows = tables.by_name(chain(seen[:-1], rows), names)
     lists = [key for key, value in first.fields.items() if isinstance(value, list)] if layout == "jsonl" else []
     place = f"{path}: line {first.line}"
-    columns = choose_columns(names, options, place=place, lists=lists, needs_label=needs_label)
-    return partial(_by_columns, columns), rows
+    return form_of_columns(names, options, place=place, lists=lists, needs_label=needs_label), rows
 
 
 def _example(needs_label: bool, lines: dict[str, int], row: Row) -> ChoiceExample:
