@@ -27,7 +27,7 @@ from maskloom.objectives.classification import (
 )
 from maskloom.tasks.catalog import Kind
 from maskloom.tasks.choices import ChoiceExample
-from maskloom.tasks.encoding import EncodedGroups, encode_both_orders, encode_examples, encoded_texts
+from maskloom.tasks.encoding import EncodedExamples, encode_both_orders, encode_examples, encoded_texts
 from maskloom.tasks.examples import Example, ReadExamples
 from maskloom.tasks.labels import checked_weights, encode_labels, labels_config
 from maskloom.tasks.settings import ClassificationSettings, DocumentSettings, KindSettings
@@ -165,7 +165,7 @@ def document_task(labels: tuple[str, ...], primary: str | None, settings: Docume
 
 
 @dataclass(frozen=True)
-class EncodedDocuments(EncodedGroups):
+class EncodedDocuments(EncodedExamples):
     """Token ids of documents, each a title and its sentences; `num_left_out` (documents,) counts unread sentences."""
 
     num_left_out: np.ndarray
@@ -227,7 +227,7 @@ def label_relations(targets: np.ndarray, settings: DocumentSettings) -> dict[str
 
 
 @dataclass(frozen=True)
-class EncodedChoices(EncodedGroups):
+class EncodedChoices(EncodedExamples):
     """Token ids, one sequence per choice; `labels` (examples,) are indices of the right choices, from 0, or None."""
 
     examples: Sequence[ChoiceExample]
