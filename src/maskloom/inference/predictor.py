@@ -36,11 +36,11 @@ from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import encode_batch, model_device
 from maskloom.objectives.sequence_to_sequence import SequenceToSequence
 from maskloom.system.devices import chosen_device, half_type, inference_in
+from maskloom.system.foreign_files import is_utf8
 from maskloom.tasks.classification import kind_of_problem
 from maskloom.tasks.encoding import EncodedData, batches_by_length, encode_examples
 from maskloom.tasks.examples import Example, ReadExamples, ReadingReport, checked_inputs, checked_text, text_example
 from maskloom.tasks.kinds import KINDS, make_task
-from maskloom.tasks.labels import check_distinct
 from maskloom.tasks.seq2seq.task import readable, target_marks
 from maskloom.tasks.task import ModelOutputs, Task, finite, model_outputs, tokens_at_once
 from maskloom.text.tokenizer import Tokenizer
@@ -459,18 +459,17 @@ def _label_names(path: Path, config: dict[str, Any]) -> tuple[str, ...]:
         if type(num_labels) is not int or not 0 <= num_labels <= _MOST_LABELS:
             raise DataError(f"{place}: num_labels = {num_labels!r:.80}: expected 0 to {_MOST_LABELS:,}")
         return tuple(f"LABEL_{number}" for number in range(num_labels))
-    try:
-        by_id = {int(number): str(name) for number, name in named.items()}
-    except (AttributeError, ValueError):
-        raise DataError(f"{place}: id2label is not a mapping of ids to names") from None
-    for number, name in named.items():
-        if not isinstance(name, str | int | float) or not str(name).strip():
-            raise DataError(f"{place}: id2label: id {number} needs a name, not {name!r:.80}")
-    if sorted(by_id) != list(range(len(by_id))):
-        raise DataError(f"{place}: id2label has ids {sorted(by_id)!s:.200}; expected 0 to {len(by_id) - 1}")
-    names = tuple(by_id[number] for number in range(len(by_id)))
-    check_distinct(names, f"{place}: id2label")
-    return names
+    if not isinstance(named, dict) or named.keys() != {str(number) for number in range(len(named))}:
+        raise DataError(f"{place}: id2label = {named!r:.80}: expected a mapping of the ids from 0 on to names")
+    ids: dict[str, int] = {}
+    for number in range(len(named)):
+        given = named[str(number)]
+        name = str(given)
+        if not isinstance(given, str | int | float) or not name.strip() or not is_utf8(name):
+            raise DataError(f"{place}: id2label: id {number} needs a name, not {given!r:.80}")
+        if ids.setdefault(name, number) != number:
+            raise DataError(f"{place}: id2label: ids {ids[name]} and {number} have the same name {name!r:.80}")
+    return tuple(ids)
 
 
 def _examples_of(inputs: Iterable[Any], example_of: Callable[[Any, int], Any]) -> ReadExamples:

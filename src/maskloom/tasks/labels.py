@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from maskloom.errors import ConfigError, DataError, amount
-from maskloom.system.foreign_files import is_utf8, read_bytes
+from maskloom.system.foreign_files import read_bytes
 from maskloom.tasks.catalog import Kind, catalog_row
 from maskloom.tasks.examples import Example, ReadExamples
 from maskloom.tasks.reading import NUMBER
@@ -51,16 +51,6 @@ def labels_config(names: Sequence[str]) -> dict[str, Any]:
         "id2label": {str(number): name for number, name in enumerate(names)},
         "label2id": {name: number for number, name in enumerate(names)},
     }
-
-
-def check_distinct(names: tuple[str, ...], source: str) -> None:
-    """Raise DataError if two ids share a name, and thus one probability, or a name is not valid Unicode."""
-    first: dict[str, int] = {}
-    for number, name in enumerate(names):
-        if first.setdefault(name, number) != number:
-            raise DataError(f"{source}: ids {first[name]} and {number} have the same name {name!r:.80}; rename one")
-        if not is_utf8(name):
-            raise DataError(f"{source}: id {number}: the name {name!r:.80} is not valid Unicode")
 
 
 def names_of_task(kind: Kind, train: ReadExamples, options: ReadingOptions) -> tuple[str, ...]:
