@@ -51,7 +51,7 @@ def iterate_examples(
     path, form = Path(path), kind if isinstance(kind, Form) else FORMS[kind]
     row = None if options.format is None else catalog_row(options.format, kinds=FORMS)
     if form.takes_pair is False and options.pair_column is not None:
-        raise ConfigError(f"pair column {options.pair_column!r:.80}: a {kind} task takes one text; use the task pair")
+        raise ConfigError(f"pair column {options.pair_column!r:.80}: the task takes one text; pairs need the task pair")
     layout = tables.layout_of(path)
     if row and layout == "text":
         layout = "tsv"
