@@ -237,7 +237,7 @@ def iterate_choices(
             raise DataError(f"{path}: a .txt file has no columns; multiple choice is read from .csv, .tsv or .jsonl")
         rows = tables.read_rows(path, layout)
         if form is None or layout != "jsonl":
-            form, rows = _find_form(path, rows, layout, options, needs_label=needs_label)
+            form, rows = _find_form(path, rows, options, needs_label=needs_label)
     # in test sets, published answers are often placeholders
     unread = () if needs_label or isinstance(form, partial) else _ANSWERS
     records = (record for row in rows for record in _records(row, form, unread))
@@ -255,7 +255,7 @@ def _records(row: Row, form: Form, unread: Sequence[str]) -> Iterator[Row]:
 
 
 def _find_form(
-    path: Path, rows: Iterator[Row], layout: str, options: ReadingOptions, *, needs_label: bool
+    path: Path, rows: Iterator[Row], options: ReadingOptions, *, needs_label: bool
 ) -> tuple[Form, Iterator[Row]]:
     """Find the form of the data rows from the first rows; return both, the rows keyed by column name."""
     seen = tables.up_to_first(rows)
@@ -263,8 +263,10 @@ def _find_form(
     if first.problem:
         problem = next((row.problem for row in seen if row.problem != BLANK), "all lines are blank")
         raise DataError(f"{path}: no row can be read: {problem}")
+    lists: list[str] = []
     if isinstance(first.fields, dict):
         names, rows = list(first.fields), chain(seen, rows)
+        lists = [key for key, value in first.fields.items() if isinstance(value, list)]
     else:
         names = [field.strip() for field in first.fields]
         if (options.format or "").lower() == "codah" and len(names) >= 5 and not any(options.columns):
@@ -272,7 +274,6 @@ def _find_form(
             columns = Columns(context, None, label if needs_label else None)
             return partial(_by_columns, columns, choices, ""), tables.by_name(chain(seen, rows), names)
         rows = tables.by_name(chain(seen[:-1], rows), names)
-    lists = [key for key, value in first.fields.items() if isinstance(value, list)] if layout == "jsonl" else []
     place = f"{path}: line {first.line}"
     return form_of_columns(names, options, place=place, lists=lists, needs_label=needs_label), rows
 
