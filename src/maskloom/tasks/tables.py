@@ -19,7 +19,6 @@ from maskloom.system.foreign_files import check_regular, is_utf8, read_bytes
 MAX_ROW_BYTES = 16 << 20
 """16 MiB of UTF-8: five times the longest novel in one row."""
 
-_WIDE_MARKS = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _LAYOUTS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text"}
 
 
@@ -140,7 +139,7 @@ def read_json_row(path: Path, number: int) -> Row:
 
     Raises DataError for a file that cannot be read, is empty, is not UTF-8, or holds more than `MAX_ROW_BYTES`.
     """
-    raw = _without_mark(read_bytes(path, limit=MAX_ROW_BYTES), path)
+    raw = read_bytes(path, limit=MAX_ROW_BYTES).removeprefix(codecs.BOM_UTF8)
     if not raw:
         raise DataError(f"{path}: the file is empty")
     return _json_row(_decoded(raw, path, 1), number)
@@ -156,7 +155,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
                 number += 1
                 if len(raw) > MAX_ROW_BYTES:
                     raise DataError(_too_large(path, number))
-                yield number, _decoded(_without_mark(raw, path) if number == 1 else raw, path, number)
+                yield number, _decoded(raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw, path, number)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{path}: after line {number}: the gzip stream is corrupt: {error}") from None
     except OSError as error:
@@ -174,12 +173,6 @@ def _raw_lines(file: BufferedReader | gzip.GzipFile) -> Iterator[bytes]:
     while line:
         yield line.removesuffix(b"\n").removesuffix(b"\r")
         line = file.readline(MAX_ROW_BYTES + 2)
-
-
-def _without_mark(raw: bytes, path: Path) -> bytes:
-    if raw.startswith(_WIDE_MARKS):
-        raise DataError(f"{path}: line 1: the file is UTF-16 or UTF-32; save it as UTF-8")
-    return raw.removeprefix(codecs.BOM_UTF8)
 
 
 def _decoded(raw: bytes, path: Path, number: int) -> str:

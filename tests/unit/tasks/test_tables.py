@@ -91,7 +91,7 @@ def test_last_line_without_end(tmp_path):
     ("content", "message"),
     [
         (b"", "the file is empty"),
-        ("text\tlabel\n".encode("utf-16"), "UTF-16"),
+        ("text\tlabel\n".encode("utf-16"), "line 1: byte 1 of the line is 0xff, which is not UTF-8"),
         ("text\tlabel\n".encode("utf-16-le"), "line 1: contains a NUL"),
         ("a\tb\ncaf\u00e9\tb\n".encode("latin-1"), "line 2: byte 4 of the line is 0xe9"),
     ],
