@@ -161,18 +161,12 @@ def _names(value: Any) -> tuple[str, ...]:
 def _number(value: Any) -> float:
     if value is None or value == "":
         raise BadRowError("missing label")
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if isinstance(value, str):
-        is_number = NUMBER.fullmatch(value.strip()) is not None
-    try:
-        number = float(value) if is_number else math.nan
-    except OverflowError:  # an integer with more than 308 digits
-        number = math.inf
-    if not math.isfinite(number):
+    number = float(value) if isinstance(value, str) and NUMBER.fullmatch(value.strip()) else value
+    if isinstance(number, bool) or not isinstance(number, int | float) or number in (math.inf, -math.inf):
         raise BadRowError("label is not a finite number", f"{value!r:.80}; expected a number such as -3, 2.5 or 1e-3")
     if abs(number) > _LARGEST_TARGET:
-        raise BadRowError("label is too large for fp32", f"{value!r}, expected at most {_LARGEST_TARGET:g}")
-    return number
+        raise BadRowError("label is too large for fp32", f"{value!r:.80}, expected at most {_LARGEST_TARGET:g}")
+    return float(number)
 
 
 _TITLED = (("title", "text"), ("title", "body"), ("headline", "text"), ("headline", "body"))
