@@ -229,7 +229,7 @@ def iterate_choices(
     path = Path(path)
     row = None if options.format is None else catalog_row(options.format, kinds=("choice",))
     form = None if row is None or options.text_column is not None else _PUBLISHED.get(row.name)
-    if form is _race and path.is_dir():
+    if form is not None and form is _race and path.is_dir():
         rows = race_rows(path)
     else:
         layout = tables.layout_of(path)
