@@ -219,9 +219,10 @@ def score_answers(
     metric = AnswerMetric(null_threshold=null_threshold)
     if null_odds is not None and (without := [name for name in found if name not in null_odds]):
         raise ValueError(f"{len(without)} questions have a prediction but no null odds, the first is {without[0]!r}")
-    for name in found if null_odds is not None else ():
-        _check_odds(null_odds[name], f"{name!r:.80}")
-    odds = dict.fromkeys(found) if null_odds is None else null_odds
+    odds: Mapping[str, float | None] = null_odds or dict.fromkeys(found)
+    for name in found:
+        if (value := odds[name]) is not None:
+            _check_odds(value, f"{name!r:.80}")
     metric.update([(predictions[name], odds[name]) for name in found], [golds[name] for name in found])
     metric.add_missing([bool(golds[name]) for name in missing])
     report: dict[str, Any] = {**metric.compute(), "total": len(golds)}

@@ -146,7 +146,7 @@ def _copa(row: Row) -> list[dict[str, Any]]:
 
 def _race(row: Row) -> list[dict[str, Any]]:
     fields = row.by_name()
-    columns = [fields.get(name) for name in ("questions", "options", "answers")]
+    columns: list[Any] = [fields.get(name) for name in ("questions", "options", "answers")]
     if columns[2] is None and isinstance(columns[0], list):
         columns[2] = [None] * len(columns[0])
     if not all(isinstance(column, list) for column in columns) or len({*map(len, columns)}) > 1:

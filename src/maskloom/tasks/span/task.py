@@ -168,7 +168,7 @@ class _Decoder:
         exponents = np.exp(scores - scores.max())
         probabilities = (exponents / exponents.sum()).tolist()
         rows = zip(kept.items(), probabilities, strict=True)
-        candidates = [dict(zip(_KEYS, (text, each, *entry), strict=True)) for (text, entry), each in rows]
+        candidates = [dict[str, Any](zip(_KEYS, (text, each, *entry), strict=True)) for (text, entry), each in rows]
         best = DecodedAnswer("", candidates).best
         if null is None:
             return DecodedAnswer(best["text"], candidates)
