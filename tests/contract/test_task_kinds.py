@@ -294,7 +294,7 @@ def test_units_and_batches(name, prepared):
 def test_outputs_do_not_depend_on_batches(prepared):
     task, model, tokenizer, dev = prepared
     encoded = task.encode(dev, tokenizer, MAX_LENGTH)
-    alone, together = (model_outputs(model, task.objective, encoded, max_tokens=size) for size in (1, None))
+    alone, together = (model_outputs(model, task.objective, encoded, max_units=size) for size in (1, None))
     assert alone.loss_sum == pytest.approx(together.loss_sum, rel=1e-5)
     assert alone.weight == together.weight > 0
     for one, other in zip(alone.rows, together.rows, strict=True):

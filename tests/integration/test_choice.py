@@ -220,7 +220,8 @@ def test_race_is_trained_and_predicted_from_its_folders(model_folder, tmp_path, 
     data = {part: write_race(tmp_path / "RACE" / part, number, number) for part, number in (("train", 30), ("dev", 12))}
     values = {"task": "choice", "data": {"max_length": 24}, "training": TRAINING}
     recipe = validate_recipe(FinetuneRecipe, values, source="test")
-    result = finetune(recipe, model=model_folder, out=tmp_path / "run", **data)
+    reading = ReadingOptions(format="race")
+    result = finetune(recipe, model=model_folder, out=tmp_path / "run", reading=reading, **data)
     assert result["data"]["train"]["num_kept"] == 90
     assert result["best"]["scores"]["accuracy"] > 0.6
     assert evaluate(tmp_path / "run", data["dev"])["accuracy"] == result["best"]["scores"]["accuracy"]

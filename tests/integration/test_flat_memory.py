@@ -15,7 +15,6 @@ from maskloom.runs import evaluate as evaluate_run
 from maskloom.runs import predict as predict_run
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.predict import predict
-from maskloom.tasks import tables
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
@@ -62,8 +61,7 @@ def peak_of(action):
 
 @pytest.fixture
 def _peaks_are_of_pieces(monkeypatch):
-    """Exclude what would mask the peak of a piece: loading the model, and file blocks larger than a piece."""
-    monkeypatch.setattr(tables, "_BLOCK", 1 << 12)
+    """Exclude what would mask the peak of a piece: loading the model."""
     load = evaluate_run.open_models
 
     def loaded(*given, **settings):

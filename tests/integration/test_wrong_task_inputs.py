@@ -194,7 +194,7 @@ def _embed(model, *files):
         ("in.csv", b"text,label\na,x\nb\n", r"in\.csv: line 3: wrong number of fields: 1, expected 2"),
         ("in.csv", b"body,label\na,x\n", r"in\.csv: line 1: no text column"),
         ("in.csv", b"text,label\n ,x\n", r"in\.csv: line 2: empty text"),
-        ("in.tsv", "text\tlabel\n".encode("utf-16"), r"in\.tsv: line 1: the file is UTF-16"),
+        ("in.tsv", "text\tlabel\n".encode("utf-16"), r"in\.tsv: line 1: byte 1 of the line is 0xff"),
         ("in.jsonl", b'{"text": "a", "label": "x"}\n[]\n', r"in\.jsonl: line 2: expected a JSON object"),
         ("in.pdf", b"a", r"in\.pdf: the suffix '\.pdf' is not one of"),
     ],

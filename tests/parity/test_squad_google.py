@@ -226,17 +226,21 @@ def test_answers_candidates_and_null_odds_are_google_s(pairs):
         best = decode_answers(encoded, outputs, options, only_best=True)
         for question, found in zip(encoded.questions, decode_answers(encoded, outputs, options), strict=True):
             quick = next(best)
-            assert (quick.text, quick.best.text, quick.null_odds) == (found.text, found.best.text, found.null_odds)
+            assert (quick.text, quick.best["text"], quick.null_odds) == (
+                found.text,
+                found.best["text"],
+                found.null_odds,
+            )
             if question.id not in answer["predictions"]:
-                assert [candidate.text for candidate in found.candidates] == ["empty", ""]
+                assert [candidate["text"] for candidate in found.candidates] == ["empty", ""]
                 num_crashes += 1
                 continue
             assert found.text == answer["predictions"][question.id]
             expected = answer["nbest"][question.id]
-            assert [candidate.text for candidate in found.candidates] == [entry["text"] for entry in expected]
+            assert [candidate["text"] for candidate in found.candidates] == [entry["text"] for entry in expected]
             for candidate, entry in zip(found.candidates, expected, strict=True):
-                assert (candidate.start_logit, candidate.end_logit) == (entry["start_logit"], entry["end_logit"])
-                assert candidate.probability == pytest.approx(entry["probability"], abs=1e-12)
+                assert (candidate["start_logit"], candidate["end_logit"]) == (entry["start_logit"], entry["end_logit"])
+                assert candidate["probability"] == pytest.approx(entry["probability"], abs=1e-12)
             assert found.null_odds == answer["odds"].get(question.id)
             num_nulls += found.text == ""
             num_whole += len(found.candidates) > 1

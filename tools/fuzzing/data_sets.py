@@ -97,7 +97,7 @@ BAD_DATA: tuple[BadData, ...] = (
     BadData("a row of 10 MB", "single", "d.tsv", _LONG, kept=2),
     BadData("a row of 17 MiB", "single", "d.tsv", b"text\tlabel\n" + b"a" * (17 << 20), "line 2: a row larger than"),
     BadData("Latin-1", "single", "d.csv", b"text,label\na,x\ncaf\xe9,y\n", "line 3: byte 4 of the line is 0xe9"),
-    BadData("UTF-16", "single", "d.csv", _TWO.decode().encode("utf-16"), "line 1: the file is UTF-16"),
+    BadData("UTF-16", "single", "d.csv", _TWO.decode().encode("utf-16"), "line 1: byte 1 of the line is 0xff"),
     BadData("UTF-16 without a mark", "single", "d.csv", _TWO.decode().encode("utf-16-le"), "line 1: contains a NUL"),
     BadData("NUL", "single", "d.tsv", b"text\tlabel\na\0\tx\n", "line 2: contains a NUL character"),
     BadData("gzip truncated", "single", "d.csv.gz", gzip.compress(_TWO)[:-9], "the gzip stream is corrupt"),

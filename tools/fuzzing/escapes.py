@@ -150,7 +150,6 @@ def bombs(folder: Path, num_bytes: int = 1 << 28) -> Iterator[Attempt]:
         "d.jsonl.gz": lambda path: list(read_documents(path)),
         "d.csv.gz": task_kind("single").read,
         "d.tsv.gz": task_kind("single").read,
-        "d.json.gz": task_kind("span").read,
         "d.txt.zst": lambda path: list(read_documents(path)),
         "d.jsonl.zst": lambda path: list(read_documents(path)),
     }

@@ -188,7 +188,6 @@ def _table_targets() -> list[Target]:
         lines("tagging", seeds.TAG_LINES, "CoNLL"),
         Target("SQuAD", "d.json", lambda: squad, readers.read_task("span"), changed_json(squad)),
         Target("SQuAD", "d.json", lambda: squad, readers.read_task("span", on_bad_rows="skip"), changed_json(squad)),
-        Target("SQuAD", "d.json.gz", lambda: [seeds.zipped(seeds.SQUAD)], readers.read_task("span")),
         Target("SQuAD", "p.json", lambda: [seeds.PREDICTIONS], readers.read_scores, changed_json([seeds.PREDICTIONS])),
         lines("span", seeds.SPAN_LINES, "SQuAD"),
         table("span", "d.csv", seeds.SPAN_TABLE, b",", "SQuAD"),

@@ -13,14 +13,13 @@ import torch
 
 from maskloom.errors import ConfigError
 from maskloom.inference.predictor import Predictor, TaskModel
-from maskloom.metrics.calibration import log_sigmoid, log_softmax
+from maskloom.metrics.calibration import THRESHOLD, TUNED_SETTINGS, log_sigmoid, log_softmax
 from maskloom.system.files import file_sha256
 from maskloom.tasks.catalog import Kind
 from maskloom.tasks.encoding import EncodedData, batches_by_length
 from maskloom.tasks.kinds import KINDS, changed
 from maskloom.tasks.settings import ClassificationSettings, SpanSettings
 from maskloom.tasks.task import PROCESSOR_TOKENS, ModelOutputs, Task
-from maskloom.tasks.tuning import THRESHOLD, TUNED_SETTINGS
 from maskloom.text.vocabulary import first_difference
 
 Average = Literal["probabilities", "logits"]

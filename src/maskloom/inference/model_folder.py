@@ -61,20 +61,18 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     vocabularies and they are not the ones it was trained with.
     """
     tokenizer, config = Tokenizer.load(folder), read_config(folder)
-    embedded = {"vocab_size": tokenizer.of_targets}
-    if tokenizer.targets is not None or config.get("source_vocab_size") is not None:
-        embedded["source_vocab_size"] = tokenizer
-        if tokenizer.targets is None or config.get("source_vocab_size") is None:
-            missing = f"folder {TARGETS}" if tokenizer.targets is None else "source_vocab_size in config.json"
-            raise DataError(f"{folder}: there is no {missing}; a model with two vocabularies needs both")
-    for key, part in embedded.items():
+    has_two = tokenizer.targets is not None
+    if has_two != (config.get("source_vocab_size") is not None):
+        missing = "source_vocab_size in config.json" if has_two else f"folder {TARGETS}"
+        raise DataError(f"{folder}: there is no {missing}; a model with two vocabularies needs both")
+    for key, part in (("vocab_size", tokenizer.of_targets), ("source_vocab_size", tokenizer))[: 1 + has_two]:
         size = config.get(key, 30_522)
         if type(size) is not int:
             raise DataError(f"{folder}: {key} = {size!r:.80} is not a whole number")
         if len(part.vocabulary) > size:
             what = f"the vocabulary has {len(part.vocabulary)} tokens, the model embeds {size}"
             raise DataError(f"{folder}: {what}; these files do not belong together")
-    known = read_settings(folder).get("vocabularies") if tokenizer.targets is not None else None
+    known = read_settings(folder).get("vocabularies") if has_two else None
     if known is not None and {"vocabularies": known} != vocabularies_of(tokenizer):
         raise DataError(f"{folder}: the source and target vocabularies are not the ones in {SETTINGS_FILE}")
     return tokenizer

@@ -36,11 +36,11 @@ from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import encode_batch, model_device
 from maskloom.objectives.sequence_to_sequence import SequenceToSequence
 from maskloom.system.devices import chosen_device, half_type, inference_in
+from maskloom.system.foreign_files import is_utf8
 from maskloom.tasks.classification import kind_of_problem
 from maskloom.tasks.encoding import EncodedData, batches_by_length, encode_examples
 from maskloom.tasks.examples import Example, ReadExamples, ReadingReport, checked_inputs, checked_text, text_example
 from maskloom.tasks.kinds import KINDS, make_task
-from maskloom.tasks.labels import check_distinct
 from maskloom.tasks.seq2seq.task import readable, target_marks
 from maskloom.tasks.task import ModelOutputs, Task, finite, model_outputs, tokens_at_once
 from maskloom.text.tokenizer import Tokenizer
@@ -128,9 +128,9 @@ class Predictor(TaskModel):
     """Texts in, numpy arrays and dictionaries out; batches are sorted by length and bounded in tokens.
 
     `task` is None for a model without a task head. Texts longer than `max_length` tokens are truncated; `num_truncated`
-    counts them. `max_tokens` limits the tokens in a batch, by default to what suits the device, and `batch_size` the
-    number of examples (or of windows, if texts are split into them). `modules` defines how vectors are computed,
-    `precision` how matrix products are computed. Threads may share a predictor.
+    counts them. `batch_size` limits the number of examples in a batch (or of windows, if texts are split into them).
+    `modules` defines how vectors are computed, `precision` how matrix products are computed. Threads may share a
+    predictor.
     """
 
     model: EncoderWithHeads
@@ -139,7 +139,6 @@ class Predictor(TaskModel):
     task: Task | None = None
     max_length: int = 512
     settings: dict[str, Any] = field(default_factory=dict)
-    max_tokens: int | None = None
     batch_size: int | None = None
     modules: SentenceModules = field(default_factory=SentenceModules)
     precision: str = "auto"
@@ -229,8 +228,7 @@ class Predictor(TaskModel):
         data = encode_examples(_examples_of(texts, text_example).examples, self.tokenizer, max_length=self.max_length)
         self.count_truncated(data.num_truncated_examples)
         vectors = np.empty((len(data), self.hidden_size), dtype=np.float32)
-        max_tokens = self.max_tokens or tokens_at_once(self.model)
-        batches = batches_by_length(data, max_tokens=max_tokens, max_units=self.batch_size)
+        batches = batches_by_length(data, max_tokens=tokens_at_once(self.model), max_units=self.batch_size)
         with inference_in(self.precision, self.device):  # entered once, so that weights are rounded only once
             hidden = ((batch, encode_batch(self.model, batch).last_hidden_state) for batch in batches)
             found = ((batch, modules.vectors(of, to_device(batch.lengths, of.device))) for batch, of in hidden)
@@ -240,14 +238,8 @@ class Predictor(TaskModel):
 
     def outputs(self, encoded: EncodedData) -> ModelOutputs:
         """Return the outputs of the model's head for encoded examples; raises DataError if the weights are broken."""
-        return model_outputs(
-            self.model,
-            self.required_task().objective,
-            encoded,
-            max_tokens=self.max_tokens,
-            max_units=self.batch_size,
-            precision=self.precision,
-        )
+        objective = self.required_task().objective
+        return model_outputs(self.model, objective, encoded, max_units=self.batch_size, precision=self.precision)
 
     @torch.inference_mode()
     def fill_mask(self, text: str, *, top_k: int = 5) -> list[list[MaskCandidate]]:
@@ -331,7 +323,7 @@ class Predictor(TaskModel):
         names = [f"{self.input_name} {number}" for number in range(first + 1, first + 1 + len(texts))]
         ids, num_truncated = self.prompt_ids(texts, names, settings)
         self.count_truncated(num_truncated)
-        return self.generate_from_ids(ids, settings, first)
+        return [self.shown(found, settings) for found in self.continuations(ids, settings, first)]
 
     def prompt_ids(
         self, texts: Sequence[str], names: Sequence[str], settings: Generation | None = None
@@ -378,25 +370,19 @@ class Predictor(TaskModel):
         """Return the generation settings: `settings`, else those of a decoder's fine-tuning, else the defaults."""
         return settings or (self.writer.generation if self.writer else Generation())
 
-    def generate_from_ids(
-        self, prompts: Sequence[Sequence[int]], settings: Generation, first: int
-    ) -> list[GeneratedText]:
-        """Continue prompts returned by `prompt_ids`."""
-        return [self.shown(found, settings) for found in self.continuations(prompts, settings, first)]
-
     def continuations(
         self, ids: Sequence[Sequence[int]], settings: Generation, first: int, steps: list[DecodingStep] | None = None
     ) -> list[Continuation]:
         """Return the continuations of prompts returned by `prompt_ids`; `steps` collects those of a single prompt."""
-        make = partial(self._written if self.writer else self._continued, settings, steps)
-        return made_by_length(ids, first, self.batch_size or _PROMPTS_AT_ONCE, make)
 
-    def _continued(
-        self, settings: Generation, steps: list[DecodingStep] | None, prompts: list[Sequence[int]], numbers: list[int]
-    ) -> list[Continuation]:
-        never = self.tokenizer.vocabulary.special_ids - {self.end_token}
-        how = {"end": self.end_token, "never": sorted(never), "numbers": numbers, "steps": steps}
-        return continue_texts(self.model, prompts, settings, **how)
+        def make(prompts: list[Sequence[int]], numbers: list[int]) -> list[Continuation]:
+            if self.writer is not None:
+                return self._written(settings, steps, prompts, numbers)
+            end, special = self.end_token, self.tokenizer.vocabulary.special_ids
+            how = {"end": end, "never": sorted(special - {end}), "numbers": numbers, "steps": steps}
+            return continue_texts(self.model, prompts, settings, **how)
+
+        return made_by_length(ids, first, self.batch_size or _PROMPTS_AT_ONCE, make)
 
     def _written(
         self, settings: Generation, steps: list[DecodingStep] | None, prompts: list[Sequence[int]], numbers: list[int]
@@ -473,18 +459,17 @@ def _label_names(path: Path, config: dict[str, Any]) -> tuple[str, ...]:
         if type(num_labels) is not int or not 0 <= num_labels <= _MOST_LABELS:
             raise DataError(f"{place}: num_labels = {num_labels!r:.80}: expected 0 to {_MOST_LABELS:,}")
         return tuple(f"LABEL_{number}" for number in range(num_labels))
-    try:
-        by_id = {int(number): str(name) for number, name in named.items()}
-    except (AttributeError, ValueError):
-        raise DataError(f"{place}: id2label is not a mapping of ids to names") from None
-    for number, name in named.items():
-        if not isinstance(name, str | int | float) or not str(name).strip():
-            raise DataError(f"{place}: id2label: id {number} needs a name, not {name!r:.80}")
-    if sorted(by_id) != list(range(len(by_id))):
-        raise DataError(f"{place}: id2label has ids {sorted(by_id)!s:.200}; expected 0 to {len(by_id) - 1}")
-    names = tuple(by_id[number] for number in range(len(by_id)))
-    check_distinct(names, f"{place}: id2label")
-    return names
+    if not isinstance(named, dict) or named.keys() != {str(number) for number in range(len(named))}:
+        raise DataError(f"{place}: id2label = {named!r:.80}: expected a mapping of the ids from 0 on to names")
+    ids: dict[str, int] = {}
+    for number in range(len(named)):
+        given = named[str(number)]
+        name = str(given)
+        if not isinstance(given, str | int | float) or not name.strip() or not is_utf8(name):
+            raise DataError(f"{place}: id2label: id {number} needs a name, not {given!r:.80}")
+        if ids.setdefault(name, number) != number:
+            raise DataError(f"{place}: id2label: ids {ids[name]} and {number} have the same name {name!r:.80}")
+    return tuple(ids)
 
 
 def _examples_of(inputs: Iterable[Any], example_of: Callable[[Any, int], Any]) -> ReadExamples:

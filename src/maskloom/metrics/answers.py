@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 import string
+import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ from maskloom.metrics.texts import TEXT_SCORES
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _SHOWN_IDS = 10
+# What is stored of a question; `odds` are -inf without a prediction, "v1" and "v2" exact match and F1 by those rules.
+_ROW = np.dtype([("has_answer", bool), ("is_empty", bool), ("odds", float), ("v1", float, 2), ("v2", float, 2)])
 
 
 def normalize_answer(text: str) -> str:
@@ -100,14 +102,9 @@ def fitted_threshold(scores: np.ndarray, null_odds: np.ndarray, has_answer: np.n
     return float((below + above) / 2.0)
 
 
-def _finite_odds(value: float, owner: str) -> float:
-    try:
-        number = float(value)
-    except OverflowError:  # a whole number with hundreds of digits
-        number = math.inf
-    if not math.isfinite(number):
-        raise ValueError(f"the null odds of {owner} are {number}; expected a finite number")
-    return number
+def _check_odds(value: float, owner: str) -> None:
+    if not abs(value) <= sys.float_info.max:
+        raise ValueError(f"the null odds of {owner} are {value!s:.40}; expected a finite number")
 
 
 class AnswerMetric:
@@ -138,14 +135,15 @@ class AnswerMetric:
         """
         if len(predictions) != len(targets):
             raise ValueError(f"{len(predictions)} predictions, {len(targets)} targets; they must agree")
-        rows = np.empty((len(predictions), 7))
-        for number, (row, (text, odds), golds) in enumerate(zip(rows, predictions, targets, strict=True)):
-            odds = None if odds is None else _finite_odds(odds, f"question {number}")
+        rows = np.empty(len(predictions), _ROW)
+        for number, ((text, odds), golds) in enumerate(zip(predictions, targets, strict=True)):
+            if odds is not None:
+                _check_odds(odds, f"question {number}")
             if not golds and self._has_unanswerable is False:
                 raise ValueError("a question has no gold answer; only data with unanswerable questions may have none")
             old = answer_scores(text, golds, has_unanswerable=False) if golds else (0.0, 0.0)
             new = answer_scores(text, golds, has_unanswerable=True)
-            row[:] = bool(golds), not text, np.nan if odds is None else odds, *old, *new
+            rows[number] = bool(golds), not text, np.nan if odds is None else odds, old, new
             if len(self._texts) < 2:
                 is_null = self.null_threshold is not None and odds is not None and odds > self.null_threshold
                 self._texts.add("" if is_null else text)
@@ -153,41 +151,39 @@ class AnswerMetric:
 
     def add_missing(self, has_answer: Sequence[bool]) -> None:
         """Count questions without a prediction, given whether each has an answer; all count as wrong."""
-        self._parts.append(np.array([[known, 0.0, -np.inf, *[0.0] * 4] for known in has_answer]).reshape(-1, 7))
+        self._parts.append(np.array([(known, False, -np.inf, (0, 0), (0, 0)) for known in has_answer], _ROW))
 
     def compute(self) -> dict[str, float]:
         """Return the scores in percent. Raises ValueError if there are no questions."""
-        rows = self._rows()
-        final = {"exact": rows.exact, "f1": rows.f1}
+        rows, is_v2, (exact, f1) = self._rows()
+        has_answer, odds, final = rows["has_answer"], rows["odds"], {"exact": exact, "f1": f1}
         if self.null_threshold is not None:
             # an empty answer is right for an unanswerable question
-            is_null = rows.odds > self.null_threshold
-            final = {name: np.where(is_null, ~rows.has_answer, values) for name, values in final.items()}
+            final = {name: np.where(odds > self.null_threshold, ~has_answer, values) for name, values in final.items()}
         scores = {"exact_match": _percent(final["exact"]), "f1": _percent(final["f1"])}
-        if not rows.has_unanswerable:
+        if not is_v2:
             return scores
-        for prefix, chosen in (("HasAns", rows.has_answer), ("NoAns", ~rows.has_answer)):
+        for prefix, chosen in (("HasAns", has_answer), ("NoAns", ~has_answer)):
             if chosen.any():
                 scores |= {f"{prefix}_{name}": _percent(values[chosen]) for name, values in final.items()}
-        said = np.isfinite(rows.odds)  # missing predictions cannot gain anything
-        if said.any() and not np.isnan(rows.odds).any():
-            others = rows.is_empty[said], rows.odds[said], rows.has_answer[said]
-            for name, values in (("exact", rows.exact), ("f1", rows.f1)):
-                best, threshold = best_threshold(values[said], *others)
+        said = np.isfinite(odds)  # missing predictions cannot gain anything
+        if said.any() and not np.isnan(odds).any():
+            for name, values in (("exact", exact), ("f1", f1)):
+                best, threshold = best_threshold(values[said], rows["is_empty"][said], odds[said], has_answer[said])
                 scores |= {f"best_{name}": 100.0 * (best * float(said.mean())), f"best_{name}_thresh": threshold}
         return scores
 
     def best_null_threshold(self) -> float:
         """Return the null-odds threshold with the best primary score; raises ValueError for a question without odds."""
-        rows = self._rows()
-        if np.isnan(rows.odds).any():
+        rows, _, (exact, f1) = self._rows()
+        if np.isnan(rows["odds"]).any():
             raise ValueError("a threshold on null odds needs the null odds of every question")
-        return fitted_threshold(rows.f1 if self.primary == "f1" else rows.exact, rows.odds, rows.has_answer)
+        return fitted_threshold(f1 if self.primary == "f1" else exact, rows["odds"], rows["has_answer"])
 
     def reference(self) -> float | None:
         """Return the score of calling every question unanswerable, or None if every question has an answer."""
-        rows = self._rows()
-        return _percent(~rows.has_answer) if rows.has_unanswerable else None
+        rows, is_v2, _ = self._rows()
+        return _percent(~rows["has_answer"]) if is_v2 else None
 
     def degeneracy(self) -> str | None:
         """Report that all answers are the same, or return None."""
@@ -196,27 +192,13 @@ class AnswerMetric:
         (text,) = self._texts
         return f"every answer is {text[:60]!r}" if text else "every question is called unanswerable"
 
-    def _rows(self) -> _Rows:
-        rows = np.concatenate(self._parts) if self._parts else np.empty((0, 7))
+    def _rows(self) -> tuple[np.ndarray, bool, np.ndarray]:
+        """Return the stored rows, whether v2.0's rules apply, and exact match and F1 by the rules, (2, questions)."""
+        rows = np.concatenate([np.empty(0, _ROW), *self._parts])
         if not len(rows):
             raise ValueError("answers: no questions were given, so there is no score")
-        has_answer, has_unanswerable = rows[:, 0] > 0, self._has_unanswerable
-        if has_unanswerable is None:
-            has_unanswerable = not has_answer.all()
-        exact, f1 = rows[:, 5:7].T if has_unanswerable else rows[:, 3:5].T
-        return _Rows(has_unanswerable, has_answer, rows[:, 1] > 0, rows[:, 2], exact, f1)
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Stored values, (questions,) each, and whether v2.0's rules apply; `odds` are -inf for missing predictions."""
-
-    has_unanswerable: bool
-    has_answer: np.ndarray
-    is_empty: np.ndarray
-    odds: np.ndarray
-    exact: np.ndarray
-    f1: np.ndarray
+        is_v2 = not rows["has_answer"].all() if self._has_unanswerable is None else self._has_unanswerable
+        return rows, is_v2, rows["v2" if is_v2 else "v1"].T
 
 
 def score_answers(
@@ -237,9 +219,11 @@ def score_answers(
     metric = AnswerMetric(null_threshold=null_threshold)
     if null_odds is not None and (without := [name for name in found if name not in null_odds]):
         raise ValueError(f"{len(without)} questions have a prediction but no null odds, the first is {without[0]!r}")
-    odds = [None if null_odds is None else _finite_odds(null_odds[name], f"{name!r:.80}") for name in found]
-    texts = [predictions[name] for name in found]
-    metric.update(list(zip(texts, odds, strict=True)), [golds[name] for name in found])
+    odds: Mapping[str, float | None] = null_odds or dict.fromkeys(found)
+    for name in found:
+        if (value := odds[name]) is not None:
+            _check_odds(value, f"{name!r:.80}")
+    metric.update([(predictions[name], odds[name]) for name in found], [golds[name] for name in found])
     metric.add_missing([bool(golds[name]) for name in missing])
     report: dict[str, Any] = {**metric.compute(), "total": len(golds)}
     num_answerable = sum(map(bool, golds.values()))

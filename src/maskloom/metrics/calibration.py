@@ -2,13 +2,19 @@
 
 For one class per example (targets (examples,) of ids), softmax turns a row of logits into probabilities; for several
 labels (targets (examples, labels) of 0 and 1), the logistic function is applied to each label. Logits are first divided
-by a temperature (Guo et al. 2017): above 1 it lowers confidence, below 1 it raises it.
+by a temperature (Guo et al. 2017): above 1 it lowers confidence, below 1 it raises it. The second half fits settings on
+dev: the temperature, and one threshold for each of several labels.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import numpy as np
 
+THRESHOLD = 0.5
+TUNED_SETTINGS = ("temperature", "thresholds", "null_threshold")
 NUM_BINS = 15
 # A model without errors on the data used for fitting would get temperature 0, which does not carry over to other data.
 TEMPERATURE_RANGE = (0.05, 20.0)
@@ -87,17 +93,14 @@ class CalibrationMetric:
         The Brier score is the squared distance of the probabilities from the targets: for classes, summed over classes
         (0..2) and averaged over examples; for labels, averaged over both (0..1). Raises ValueError without examples.
         """
+        if not self._num_rows:
+            raise ValueError("calibration: no examples were given, so there is no error to measure")
+        errors = np.abs(self._hits - self._confidences).sum(axis=1) / self._num_rows
         return {
-            "calibration_error": float(self.errors().mean()),
+            "calibration_error": float(errors.mean()),
             "brier_score": self._squares / self._num_values,
             "negative_log_likelihood": self._likelihood / self._num_values,
         }
-
-    def errors(self) -> np.ndarray:
-        """Return the expected calibration error of each label, (labels,), or a single one, (1,), for classes."""
-        if not self._num_rows:
-            raise ValueError("calibration: no examples were given, so there is no error to measure")
-        return np.abs(self._hits - self._confidences).sum(axis=1) / self._num_rows
 
 
 def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
@@ -142,3 +145,101 @@ def _checked(logits: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.nd
             raise ValueError(f"calibration: a target lies outside the classes 0 to {logits.shape[1] - 1}")
         targets = targets.astype(np.int64)
     return logits, targets
+
+
+def fitted(fit: Callable[..., dict[str, Any]], logits_of: Callable[[Any, Any], np.ndarray]) -> Callable[..., Any]:
+    """Return a task's `tune`, which calls `fit` with the logits that `logits_of` extracts and with the labels."""
+    return lambda encoded, outputs: fit(logits_of(encoded, outputs), encoded.labels)
+
+
+def tune_classes(logits: np.ndarray, targets: np.ndarray) -> dict[str, Any]:
+    """Return `temperature` for logits (examples, classes) and ids (examples,); it does not change decisions.
+
+    The result is {} if the examples do not determine it.
+    """
+    temperature = _determined_temperature(logits, targets)
+    return {} if temperature is None else {"temperature": temperature}
+
+
+def tune_labels(logits: np.ndarray, targets: np.ndarray, *, primary: str = "f1_macro") -> dict[str, Any]:
+    """Return `temperature` and `thresholds` for logits and 0/1 targets, both (examples, labels).
+
+    The thresholds are those that `best_thresholds` finds for `primary` at that temperature. The result is {} if the
+    examples do not determine a temperature.
+    """
+    temperature = _determined_temperature(logits, targets)
+    if temperature is None:
+        return {}
+    thresholds = best_thresholds(sigmoid(np.asarray(logits) / temperature), targets, primary)
+    return {"temperature": temperature, "thresholds": thresholds}
+
+
+def _determined_temperature(logits: np.ndarray, targets: np.ndarray) -> float | None:
+    """Return the fitted temperature, or None for a single example and where the likelihood has no maximum.
+
+    If the model is right on all examples, lower temperatures are always better; if it is worse than chance, higher ones
+    are, up to the edge of the range that is tried.
+    """
+    is_right = logits.argmax(axis=1) == targets if np.ndim(targets) == 1 else (logits > 0) == (np.asarray(targets) > 0)
+    if len(logits) < 2 or is_right.all():
+        return None
+    temperature, (low, high) = fit_temperature(logits, targets), TEMPERATURE_RANGE
+    return temperature if 1.001 * low < temperature < 0.999 * high else None
+
+
+def best_thresholds(scores: np.ndarray, targets: np.ndarray, primary: str) -> list[float]:
+    """Return the thresholds with the highest f1_macro or f1_micro, or 0.5 for any other; arrays (examples, labels).
+
+    Macro F1 is the mean of the labels' F1, so each label is optimised separately. Micro F1 is a ratio of sums over
+    labels and is maximised exactly by Dinkelbach's method (1967): for a value r, each label takes the threshold with
+    the highest 2 TP - r chosen; the resulting micro F1 is the next r, until it no longer rises.
+    """
+    columns = list(zip(np.asarray(scores).T, np.asarray(targets).T > 0, strict=True))
+    if primary == "f1_macro":
+        # F1 = 2 TP / (chosen + true), a ratio of whole numbers, so that equal scores compare equal; true[0] counts all
+        return [_best_cut(*each, lambda true, chosen: 2.0 * true / np.maximum(chosen + true[0], 1)) for each in columns]
+    thresholds = [THRESHOLD] * len(columns)
+    best = _micro_f1(columns, thresholds)
+    while primary == "f1_micro":
+        found = [_best_cut(*column, lambda true, chosen, r=best: 2.0 * true - r * chosen) for column in columns]
+        if (reached := _micro_f1(columns, found)) <= best:
+            break
+        best, thresholds = reached, found
+    return thresholds
+
+
+def _micro_f1(columns: Sequence[tuple[np.ndarray, np.ndarray]], thresholds: Sequence[float]) -> float:
+    chosen = [score >= threshold for (score, _), threshold in zip(columns, thresholds, strict=True)]
+    hits = sum(int((marks & is_true).sum()) for marks, (_, is_true) in zip(chosen, columns, strict=True))
+    sizes = sum(int(marks.sum() + is_true.sum()) for marks, (_, is_true) in zip(chosen, columns, strict=True))
+    return 2.0 * hits / max(sizes, 1)
+
+
+def _best_cut(scores: np.ndarray, is_true: np.ndarray, value: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> float:
+    """Return the threshold with the highest `value`, a function of the numbers of true and of all examples chosen.
+
+    Examples with scores (examples,) at or above it are chosen. Every set of examples that a threshold can choose is
+    tried; choosing none is too, if the highest score is below 1. If none beats 0.5, the result is 0.5, as for a label
+    without positives. Ties go to the threshold nearest to 0.5, then to the higher one. A threshold lies halfway between
+    the lowest chosen score and the next lower one, so that rounding elsewhere changes no decision.
+    """
+    distinct, indices = np.unique(np.asarray(scores, dtype=np.float64), return_inverse=True)
+    num_true = np.bincount(indices, weights=is_true, minlength=len(distinct))[::-1].cumsum()[::-1]
+    num_chosen = np.bincount(indices, minlength=len(distinct))[::-1].cumsum()[::-1]
+    values = value(np.append(num_true, 0.0), np.append(num_chosen, 0))
+    if len(distinct) and distinct[-1] >= 1.0:
+        values[-1] = -np.inf
+    if values.max() <= values[np.searchsorted(distinct, THRESHOLD)]:
+        return THRESHOLD
+    below, above = np.concatenate([[0.0], distinct]), np.concatenate([distinct, [1.0]])
+    middles = (below + above) / 2
+    thresholds = np.where(middles > below, middles, above)  # adjacent floats have no number between them
+    best = np.flatnonzero(values == values.max())
+    return float(thresholds[min(best, key=lambda place: (abs(thresholds[place] - THRESHOLD), -thresholds[place]))])
+
+
+def checked_thresholds(values: Sequence[float] | None, num_labels: int) -> np.ndarray:
+    """Return one threshold per label, (labels,) float64, 0.5 for None; raises ValueError for a wrong number of them."""
+    if values is not None and len(values) != num_labels:
+        raise ValueError(f"thresholds {values!r:.80}: expected {num_labels} numbers, one per label")
+    return np.full(num_labels, THRESHOLD) if values is None else np.asarray(values, dtype=np.float64)

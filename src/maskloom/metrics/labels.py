@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 import numpy as np
 
@@ -18,6 +17,8 @@ class SingleLabelMetric:
     Takes class ids, not logits. Defined on degenerate input: an F1 is 0 if its precision or recall divides by zero,
     and the Matthews correlation is 0 if all predictions or all targets are the same class.
     """
+
+    what = "class"
 
     def __init__(self, num_labels: int, *, primary: str = "accuracy") -> None:
         known = ["accuracy", "f1_macro", "matthews", *(["f1"] if num_labels == 2 else [])]
@@ -60,7 +61,7 @@ class SingleLabelMetric:
         """Report that every prediction is the same class, or right for one example more than that; else None."""
         counts = self._gathered()
         if np.count_nonzero(counts.sum(axis=0)) == 1:
-            return "every prediction is the same class"
+            return f"every prediction is the same {self.what}"
         is_near = self.primary == "accuracy" and counts.trace() == counts.sum(axis=1).max() + 1
         return _ONE_MORE if is_near else None
 
@@ -136,40 +137,25 @@ def _f1(true_positives: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return 2.0 * true_positives / np.maximum(sizes, 1)
 
 
-class ChoiceMetric:
+class ChoiceMetric(SingleLabelMetric):
     """The fraction of examples with the right choice; choices are numbered from 0, with any number per example."""
 
+    what = "choice"
+
     def __init__(self, *, primary: str = "accuracy") -> None:
-        self.primary = checked_primary(primary, ["accuracy"], "multiple choice")
-        self._num_right = 0
-        self._predictions: Counter[int] = Counter()
-        self._targets: Counter[int] = Counter()
+        super().__init__(0, primary=checked_primary(primary, ["accuracy"], "multiple choice"))
 
     def update(self, predictions: np.ndarray, targets: np.ndarray) -> None:
         """Add predicted and true choices, both of shape (examples,)."""
         predictions, targets = checked_pair(predictions, targets, name="accuracy")
-        self._num_right += int((predictions == targets).sum())
-        self._predictions.update(predictions.tolist())
-        self._targets.update(targets.tolist())
+        more = int(max(predictions.max(initial=-1), targets.max(initial=-1))) + 1 - self.num_labels
+        self._counts = np.pad(self._counts, (0, max(more, 0)))
+        self.num_labels = len(self._counts)
+        super().update(predictions, targets)
 
     def compute(self) -> dict[str, float]:
         """Return the fraction in 0..1. Raises ValueError if there are no examples."""
-        return {"accuracy": self._num_right / self._num_examples()}
-
-    def reference(self) -> float:
-        """Return the accuracy of always predicting the choice that is right most often."""
-        return max(self._targets.values(), default=0) / self._num_examples()
-
-    def degeneracy(self) -> str | None:
-        """Report that every prediction is the same choice, or right for one example more than that; else None."""
-        if len(self._predictions) == 1:
-            return "every prediction is the same choice"
-        return _ONE_MORE if self._num_right == max(self._targets.values(), default=0) + 1 else None
-
-    def _num_examples(self) -> int:
-        if not self._targets:
-            raise ValueError("accuracy: no examples were given, so there is no score")
-        return self._targets.total()
+        return {"accuracy": super().compute()["accuracy"]}
 
 
 class RegressionMetric:

@@ -204,7 +204,7 @@ def generate(
                 made = predictor.fill_blanks([one.text for one in window], ids, fills, index)
             else:
                 predictor.count_truncated(sum(one.num_truncated for one in window))
-                made = predictor.generate_from_ids(ids, settings, index)
+                made = [predictor.shown(found, settings) for found in predictor.continuations(ids, settings, index)]
                 num_tokens += sum(text["num_tokens"] for text in made)
             for example, found in zip(window, made, strict=True):
                 row = {"index": index, "line": example.line, predictor.input_name: example.text, **found}

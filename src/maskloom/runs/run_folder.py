@@ -23,7 +23,7 @@ from maskloom.system.folder_lock import LOCK, refuse_if_in_use
 from maskloom.system.foreign_files import check_name, check_regular, read_json_object, shown_name
 from maskloom.system.launch import is_first_process, is_restarted, num_processes
 from maskloom.system.resources import system_text
-from maskloom.tasks.choice.reading import race_files
+from maskloom.tasks.choices import race_files
 from maskloom.text.tokenizer import TARGETS
 
 RECIPE, DESCRIPTION = "recipe.toml", "run.json"

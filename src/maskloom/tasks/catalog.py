@@ -76,7 +76,7 @@ _OTHERS = (
     # leaves the choice to the tags.
     CatalogRow("conll2003", "tagging", "1", None, "4", primary=None),
     # Multiple choice: the first text, and the start of the second. The reader finds columns by name, or by number for
-    # CODAH, which has no header; ARC, CommonsenseQA, COPA and RACE each have their own JSON form (choice/reading.py).
+    # CODAH, which has no header; ARC, CommonsenseQA, COPA and RACE each have their own JSON form (choices.py).
     CatalogRow("swag", "choice", "sent1", "sent2", "label"),
     CatalogRow("hellaswag", "choice", "ctx_a", "ctx_b", "label"),
     CatalogRow("codah", "choice", "2", None, "7"),

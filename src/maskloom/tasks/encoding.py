@@ -72,8 +72,7 @@ class EncodedExamples(EncodedData):
     num_truncated_examples: int
     num_truncated_tokens: int
 
-    # how notes describe truncated examples
-    _exceed: ClassVar[str] = "exceed"
+    _batch: ClassVar[type[ClassificationBatch | ChoiceBatch]] = ClassificationBatch
 
     @property
     def lengths(self) -> np.ndarray:
@@ -84,28 +83,25 @@ class EncodedExamples(EncodedData):
         return len(self.first) - 1
 
     def batch(self, indices: np.ndarray) -> ClassificationBatch | ChoiceBatch:
-        """Return the examples at these indices, packed in this order."""
-        return ClassificationBatch(**self._packed(indices))
-
-    def _packed(self, indices: np.ndarray) -> dict[str, Any]:
-        """Return the fields of a batch of these examples."""
+        """Return the examples at these indices, packed in this order, with the sequences of each in order."""
         first, end = self.first[indices], self.first[indices + 1]
         places = ranges(self.offsets[first], self.offsets[end] - self.offsets[first])
         sequences = ranges(first, end - first)
-        return {
-            "token_ids": self.token_ids[places].astype(np.int64),
-            "segment_ids": self.segment_ids[places].astype(np.int64),
-            "lengths": self.offsets[sequences + 1] - self.offsets[sequences],
-            "labels": None if self.labels is None else self.labels[indices],
-            "indices": np.asarray(indices, dtype=np.int64),
-        }
+        return self._batch(
+            token_ids=self.token_ids[places].astype(np.int64),
+            segment_ids=self.segment_ids[places].astype(np.int64),
+            lengths=self.offsets[sequences + 1] - self.offsets[sequences],
+            labels=None if self.labels is None else self.labels[indices],
+            indices=np.asarray(indices, dtype=np.int64),
+            **({"num_choices": end - first} if issubclass(self._batch, ChoiceBatch) else {}),
+        )
 
     def notes(self, path: Path) -> list[str]:
         """Report how many examples were truncated, if any."""
         if not self.num_truncated_examples:
             return []
         return [
-            f"{path}: {self.num_truncated_examples} of {amount(len(self), 'example')} {self._exceed} "
+            f"{path}: {self.num_truncated_examples} of {amount(len(self), 'example')} exceed "
             f"{self.max_length} tokens and lose {amount(self.num_truncated_tokens, 'token')}"
         ]
 
@@ -120,24 +116,21 @@ class EncodedExamples(EncodedData):
 
 
 @dataclass(frozen=True)
-class EncodedGroups(EncodedExamples):
-    """Token ids of examples with several sequences each: a pair of texts in both orders, or choices."""
+class EncodedBothOrders(EncodedExamples):
+    """Token ids of pairs of texts, each in both orders."""
 
-    _batch: ClassVar[type[ChoiceBatch]] = BothOrdersBatch
-
-    def batch(self, indices: np.ndarray) -> ChoiceBatch:
-        """Return the examples at these indices, packed in this order, with the sequences of each in order."""
-        return self._batch(**self._packed(indices), num_choices=self.first[indices + 1] - self.first[indices])
+    _batch: ClassVar = BothOrdersBatch
 
 
 def encode_both_orders(
     examples: Sequence[Example], tokenizer: Tokenizer, *, max_length: int, labels: np.ndarray | None = None
-) -> EncodedGroups:
+) -> EncodedBothOrders:
     """Encode pairs in order, as A B and as B A (Radford et al. 2018, 3.3); raises DataError for a single text."""
     if alone := [example.line for example in examples if example.pair is None]:
         raise DataError(f"line {alone[0]}: only one text; pair.both_orders = true needs pairs of texts")
     texts = (pair for e in examples for pair in ((e.text, e.pair), (e.pair or "", e.text)))
-    return EncodedGroups(**encoded_texts(texts, 2 * np.arange(len(examples) + 1), tokenizer, max_length), labels=labels)
+    first = 2 * np.arange(len(examples) + 1)
+    return EncodedBothOrders(**encoded_texts(texts, first, tokenizer, max_length), labels=labels)
 
 
 def encode_examples(

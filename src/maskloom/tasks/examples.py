@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -105,15 +105,6 @@ class ReadExamples:
     examples: list[Any]
     report: ReadingReport
 
-    @classmethod
-    def of(cls, path: str | Path, iterate: Callable[[ReadingReport], Iterable[Any]]) -> ReadExamples:
-        """Read a whole file with `iterate`; raises DataError if no row is usable."""
-        report = ReadingReport(Path(path))
-        examples = list(iterate(report))
-        if not examples:
-            raise DataError(f"{path}: no usable rows: {report.num_rows} read, dropped: {report.dropped or 'none'}")
-        return cls(examples, report)
-
 
 def kept_examples(
     records: Iterable[Any], make: Callable[[Any], ExampleT], report: ReadingReport, *, skips: bool
@@ -137,14 +128,6 @@ def kept_examples(
             continue
         report.num_kept += 1
         yield example
-
-
-def are_labelled(examples: Sequence[Any], path: str | Path) -> bool:
-    """Return whether the examples have labels; raises DataError, with the line, if only some do."""
-    without = [example.line for example in examples if example.label is None]
-    if 0 < len(without) < len(examples):
-        raise DataError(f"{path}: line {without[0]}: missing label (other rows have one)")
-    return len(without) < len(examples)
 
 
 def pieces_of(examples: Iterable[Any], size: int, *, keeps_documents: bool = False) -> Iterator[list[Any]]:

@@ -8,14 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from maskloom.errors import ConfigError
+from maskloom.errors import ConfigError, DataError
 from maskloom.recipe_files import validate_recipe
 from maskloom.rows import Rows, later
 from maskloom.sections import Section
 from maskloom.tasks import judging
 from maskloom.tasks.catalog import Kind
-from maskloom.tasks.choice.reading import check_choices, choice_example, iterate_choices
-from maskloom.tasks.examples import ReadExamples, text_example
+from maskloom.tasks.choices import check_choices, choice_example, iterate_choices
+from maskloom.tasks.examples import ReadExamples, ReadingReport, text_example
 from maskloom.tasks.labels import check_alike, encode_labels, names_of_task
 from maskloom.tasks.reading import iterate_examples
 from maskloom.tasks.seq2seq.reading import iterate_sources
@@ -116,8 +116,11 @@ class TaskKind:
         needs_label: bool = True,
     ) -> ReadExamples:
         """Read a whole file. Raises DataError, with file and line, for invalid data or no usable rows."""
-        how = (path, options or ReadingOptions(), settings or self.settings())
-        return ReadExamples.of(path, lambda report: self.iterate(*how, needs_label=needs_label, report=report))
+        how, report = (options or ReadingOptions(), settings or self.settings()), ReadingReport(Path(path))
+        examples = list(self.iterate(path, *how, needs_label=needs_label, report=report))
+        if not examples:
+            raise DataError(f"{path}: no usable rows: {report.num_rows} read, dropped: {report.dropped or 'none'}")
+        return ReadExamples(examples, report)
 
 
 def classification_kind(kind: Kind) -> TaskKind:
@@ -144,7 +147,7 @@ DOCUMENT = replace(
     classification_kind("multilabel"),
     name="document",
     iterate=lambda path, options, _, **how: iterate_examples(path, "document", options, **how),
-    make=later("maskloom.tasks.document", "document_task"),
+    make=later("maskloom.tasks.classification", "document_task"),
     takes="texts, or titles with their texts",
     section=DocumentSection,
     settings=DocumentSettings,
@@ -196,7 +199,7 @@ CHOICE = TaskKind(
     name="choice",
     iterate=lambda path, options, _, **how: iterate_choices(path, options, **how),
     check=check_choices,
-    make=later("maskloom.tasks.choice.task", "choice_task"),
+    make=later("maskloom.tasks.classification", "choice_task"),
     example_of=choice_example,
     takes="questions with their choices",
     pipeline_tag="multiple-choice",

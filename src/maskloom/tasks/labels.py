@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from maskloom.errors import ConfigError, DataError, amount
-from maskloom.system.foreign_files import is_utf8, read_bytes
+from maskloom.system.foreign_files import read_bytes
 from maskloom.tasks.catalog import Kind, catalog_row
-from maskloom.tasks.examples import Example, ReadExamples, are_labelled
+from maskloom.tasks.examples import Example, ReadExamples
+from maskloom.tasks.reading import NUMBER
 from maskloom.tasks.tables import ReadingOptions
 
 _MOST_LABEL_BYTES = 16 << 20
@@ -52,16 +53,6 @@ def labels_config(names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def check_distinct(names: tuple[str, ...], source: str) -> None:
-    """Raise DataError if two ids share a name, and thus one probability, or a name is not valid Unicode."""
-    first: dict[str, int] = {}
-    for number, name in enumerate(names):
-        if first.setdefault(name, number) != number:
-            raise DataError(f"{source}: ids {first[name]} and {number} have the same name {name!r:.80}; rename one")
-        if not is_utf8(name):
-            raise DataError(f"{source}: id {number}: the name {name!r:.80} is not valid Unicode")
-
-
 def names_of_task(kind: Kind, train: ReadExamples, options: ReadingOptions) -> tuple[str, ...]:
     """Return the label names of the format or of the class list, or else those in the training data.
 
@@ -88,14 +79,6 @@ def with_hint(error: UnknownLabelError, options: ReadingOptions) -> DataError:
     return DataError(f"{error}{hint}")
 
 
-def _reads_as_number(name: str) -> bool:
-    try:
-        float(name)
-    except ValueError:
-        return False
-    return True
-
-
 def check_alike(kind: Kind, train: ReadExamples, dev: ReadExamples) -> None:
     """Raise DataError if nothing can be learned from the training data, or if only one file has a second text."""
     path, found = train.report.path, {example.label for example in train.examples}
@@ -115,19 +98,19 @@ def check_alike(kind: Kind, train: ReadExamples, dev: ReadExamples) -> None:
 def encode_labels(data: ReadExamples, kind: Kind, names: tuple[str, ...]) -> np.ndarray | None:
     """Return labels as an array: ids (examples,) int64, scores (examples,) float32, or 0/1 (examples, labels) float32.
 
-    Returns None if no example has a label. Raises DataError, with the line, for a name that is not in `names`. If all
+    Returns None if examples lack a label. Raises DataError, with the line, for a name that is not in `names`. If all
     labels are whole numbers and no name is numeric, the labels are ids, and a note says so; for a file that is read in
     pieces, the first piece with labels decides.
     """
     examples, path = data.examples, data.report.path
-    if not are_labelled(examples, path):
+    if any(example.label is None for example in examples):
         return None
     if kind == "regression":
         return np.array([example.label for example in examples], dtype=np.float32)
     ids = {name: number for number, name in enumerate(names)}
     found = {name for example in examples for name in _names(example)}
     if found and data.report.labels_are_ids is None:
-        are_ids = all(map(str.isdecimal, found)) and not any(map(_reads_as_number, names))
+        are_ids = all(map(str.isdecimal, found)) and not any(map(NUMBER.fullmatch, names))
         data.report.labels_are_ids = are_ids
         if are_ids:
             shown = ", ".join(f"{number} is {name!r:.80}" for number, name in [*enumerate(names)][:20])

@@ -19,8 +19,9 @@ from maskloom.tasks.catalog import CatalogRow, Kind, catalog_row
 from maskloom.tasks.examples import NO_GOLD_LABEL, Example, ReadingReport, TitledExample, kept_examples
 from maskloom.tasks.tables import BadRowError, Columns, ReadingOptions, Row, UsualNames, row_text
 
-# float() also accepts "1_000", "infinity" and the digits of other scripts.
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+"""A number in plain digits; float() also accepts "1_000", "infinity" and the digits of other scripts."""
+
 # Keeps squared errors and their sum over a batch within fp32 (at most 3.4e38).
 _LARGEST_TARGET = 1e16
 
@@ -50,7 +51,7 @@ def iterate_examples(
     path, form = Path(path), kind if isinstance(kind, Form) else FORMS[kind]
     row = None if options.format is None else catalog_row(options.format, kinds=FORMS)
     if form.takes_pair is False and options.pair_column is not None:
-        raise ConfigError(f"pair column {options.pair_column!r:.80}: a {kind} task takes one text; use the task pair")
+        raise ConfigError(f"pair column {options.pair_column!r:.80}: the task takes one text; pairs need the task pair")
     layout = tables.layout_of(path)
     if row and layout == "text":
         layout = "tsv"
@@ -88,26 +89,24 @@ def _find_columns(
     rows = tables.read_rows(path, layout)
     seen = tables.up_to_first(rows) if layout == "jsonl" else [next(rows)]
     names, line = [name.strip() for name in seen[-1].fields], seen[-1].line
+    usual = (row.text, row.pair, row.label) if row else (None, None, None)
     if layout == "jsonl":
         if seen[-1].problem:
             return Columns("text", None, None), iter(seen)
         names, rows = list(seen[-1].fields), chain(seen, rows)
-    elif row and row.headerless and tuple(seen[0].fields)[:2] != row.header_marks:
-        text, pair, label, num_fields = row.headerless
-        names, (own_text, own_pair, own_label) = tables.numbered(num_fields), options.columns
-        tables.check_given(options.columns, names, f"{path}: line {line}")
-        chosen = Columns(own_text or text, own_pair or pair, own_label or label)
-        return chosen, tables.by_name(chain(seen, rows), names)
-    elif columns := tables.columns_by_number(path, names, options, needs_label=needs_label):
-        return columns, tables.by_name(chain(seen, rows), tables.numbered(len(names)))
     else:
+        headerless = row.headerless if row and tuple(names[:2]) != row.header_marks else None
+        if headerless or any(column and tables.is_column_number(column) for column in options.columns):
+            *usual, num_fields = headerless or (*usual, len(names))
+            names, rows = [str(number) for number in range(1, num_fields + 1)], chain(seen, rows)
         rows = tables.by_name(rows, names)
     if row is not None:  # test files have no label column
+        text, pair, label = usual
         options = replace(
             options,
-            text_column=options.text_column or row.text,
-            pair_column=options.pair_column or row.pair,
-            label_column=options.label_column or (row.label if row.label in names else None),
+            text_column=options.text_column or text,
+            pair_column=options.pair_column or pair,
+            label_column=options.label_column or (label if label in names else None),
         )
     how = {"place": f"{path}: line {line}", "takes_pair": form.takes_pair, "needs_label": needs_label}
     return tables.choose_names(names, options, form.usual, **how), rows
@@ -162,18 +161,12 @@ def _names(value: Any) -> tuple[str, ...]:
 def _number(value: Any) -> float:
     if value is None or value == "":
         raise BadRowError("missing label")
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if isinstance(value, str):
-        is_number = _NUMBER.fullmatch(value.strip()) is not None
-    try:
-        number = float(value) if is_number else math.nan
-    except OverflowError:  # an integer with more than 308 digits
-        number = math.inf
-    if not math.isfinite(number):
+    number = float(value) if isinstance(value, str) and NUMBER.fullmatch(value.strip()) else value
+    if isinstance(number, bool) or not isinstance(number, int | float) or number in (math.inf, -math.inf):
         raise BadRowError("label is not a finite number", f"{value!r:.80}; expected a number such as -3, 2.5 or 1e-3")
     if abs(number) > _LARGEST_TARGET:
-        raise BadRowError("label is too large for fp32", f"{value!r}, expected at most {_LARGEST_TARGET:g}")
-    return number
+        raise BadRowError("label is too large for fp32", f"{value!r:.80}, expected at most {_LARGEST_TARGET:g}")
+    return float(number)
 
 
 _TITLED = (("title", "text"), ("title", "body"), ("headline", "text"), ("headline", "body"))

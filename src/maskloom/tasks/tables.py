@@ -19,8 +19,6 @@ from maskloom.system.foreign_files import check_regular, is_utf8, read_bytes
 MAX_ROW_BYTES = 16 << 20
 """16 MiB of UTF-8: five times the longest novel in one row."""
 
-_BLOCK = 1 << 18
-_WIDE_MARKS = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _LAYOUTS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text"}
 
 
@@ -141,7 +139,7 @@ def read_json_row(path: Path, number: int) -> Row:
 
     Raises DataError for a file that cannot be read, is empty, is not UTF-8, or holds more than `MAX_ROW_BYTES`.
     """
-    raw = _without_mark(read_bytes(path, limit=MAX_ROW_BYTES), path)
+    raw = read_bytes(path, limit=MAX_ROW_BYTES).removeprefix(codecs.BOM_UTF8)
     if not raw:
         raise DataError(f"{path}: the file is empty")
     return _json_row(_decoded(raw, path, 1), number)
@@ -153,10 +151,11 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     check_regular(path)
     try:
         with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
-            for block in _blocks_of_lines(file):
-                for line in _lines_of(block, path, number):
-                    number += 1
-                    yield number, line
+            for raw in _raw_lines(file):
+                number += 1
+                if len(raw) > MAX_ROW_BYTES:
+                    raise DataError(_too_large(path, number))
+                yield number, _decoded(raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw, path, number)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{path}: after line {number}: the gzip stream is corrupt: {error}") from None
     except OSError as error:
@@ -165,46 +164,15 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise DataError(f"{path}: the file is empty")
 
 
-def _blocks_of_lines(file: BufferedReader | gzip.GzipFile) -> Iterator[bytes]:
-    """Yield a file in blocks of whole lines, without the last line end; a line beyond the size limit is truncated."""
-    parts, size, has_line_feed = list[bytes](), 0, False
-    while size <= MAX_ROW_BYTES and (block := file.read1(_BLOCK)):
-        head, end, tail = block.rpartition(b"\n")
-        if end:
-            yield b"".join([*parts, head])
-            parts, size, has_line_feed = [], 0, True
-        parts.append(tail)
-        size += len(tail)
-    last = b"".join(parts)
-    if not has_line_feed and size <= MAX_ROW_BYTES:
-        last = last.replace(b"\r", b"\n").removesuffix(b"\n")
-    if size:
-        yield last
-
-
-def _lines_of(block: bytes, path: Path, number: int) -> Iterator[str]:
-    """Yield the lines of a block that follows line `number`."""
-    if number == 0:
-        block = _without_mark(block, path)
-    try:
-        text = "\0" if len(block) > MAX_ROW_BYTES else block.decode("utf-8")
-    except UnicodeDecodeError:
-        text = "\0"
-    if "\0" not in text:
-        lines = text.split("\n")
-        yield from lines if "\r" not in text else (line.removesuffix("\r") for line in lines)
+def _raw_lines(file: BufferedReader | gzip.GzipFile) -> Iterator[bytes]:
+    """Yield the lines of a file without their ends; a line beyond the size limit is truncated."""
+    line = file.readline(MAX_ROW_BYTES + 2)
+    if not line.endswith(b"\n") and len(line) <= MAX_ROW_BYTES:  # the whole file
+        yield from line.removesuffix(b"\r").split(b"\r") if line else ()
         return
-    for raw in block.split(b"\n"):  # one line is invalid; the lines before it are still read
-        number += 1
-        if len(raw) > MAX_ROW_BYTES:
-            raise DataError(_too_large(path, number))
-        yield _decoded(raw.removesuffix(b"\r"), path, number)
-
-
-def _without_mark(raw: bytes, path: Path) -> bytes:
-    if raw.startswith(_WIDE_MARKS):
-        raise DataError(f"{path}: line 1: the file is UTF-16 or UTF-32; save it as UTF-8")
-    return raw.removeprefix(codecs.BOM_UTF8)
+    while line:
+        yield line.removesuffix(b"\n").removesuffix(b"\r")
+        line = file.readline(MAX_ROW_BYTES + 2)
 
 
 def _decoded(raw: bytes, path: Path, number: int) -> str:
@@ -350,36 +318,8 @@ def is_column_number(column: str) -> bool:
     return column.isdecimal() and len(column) <= 6
 
 
-def numbered(num_columns: int) -> list[str]:
-    """Return the column names of a file without a header: numbers from 1."""
-    return [str(number) for number in range(1, num_columns + 1)]
-
-
-def columns_by_number(path: Path, first: list[str], options: ReadingOptions, *, needs_label: bool) -> Columns | None:
-    """Return the columns given by number, counted from 1, or None if they are given by name.
-
-    Raises ConfigError for a mix of numbers and names and for a missing number, DataError if the first row is too short.
-    """
-    given = [column for column in options.columns if column]
-    numbers = [int(column) for column in given if is_column_number(column)]
-    if not numbers:
-        return None
-    if len(numbers) != len(given):
-        raise ConfigError(f"columns {given}: specify all of them by name or all by number")
-    if 0 in numbers:
-        raise ConfigError("columns are counted from 1; there is no column 0")
-    text, pair, label = (column and str(int(column)) for column in options.columns)
-    if not text or (needs_label and not label):
-        what = "label" if text else "text"
-        raise ConfigError(f"columns by number: the {what} column must be given (--{what}-column)")
-    check_single([column for column in (text, pair, label) if column], numbered(len(first)), f"{path}: line 1")
-    if max(numbers) > len(first):
-        raise DataError(f"{path}: line 1: column {max(numbers)} was requested, but the row has {len(first)}")
-    return Columns(text, pair, label)
-
-
 def choose_names(
-    names: list[str],
+    names: Sequence[str],
     options: ReadingOptions,
     usual: UsualNames,
     *,

@@ -126,11 +126,10 @@ def model_outputs(
     objective: TaskObjective,
     data: EncodedData,
     *,
-    max_tokens: int | None = None,
     max_units: int | None = None,
     precision: str = "auto",
 ) -> ModelOutputs:
-    """Run a model over encoded data in batches of similar lengths; `max_tokens` defaults to what suits the device.
+    """Run a model over encoded data in batches of similar lengths and of a size that suits the device.
 
     `max_units` limits the units of a batch; `precision` applies on CUDA. Raises DataError if an output is not finite.
     """
@@ -141,7 +140,7 @@ def model_outputs(
 
     def launched() -> Iterator[tuple[tuple[Any, np.ndarray | None], Tensor]]:
         nonlocal weight
-        for batch in batches_by_length(data, max_tokens=max_tokens or tokens_at_once(model), max_units=max_units):
+        for batch in batches_by_length(data, max_tokens=tokens_at_once(model), max_units=max_units):
             fault_point("evaluation.batch")
             outputs = objective.outputs(model, batch)
             if outputs.loss_sum is not None:

@@ -60,7 +60,7 @@ def test_company_does_not_change_a_vector(folder):
     together = predictor.encode(TEXTS)
     alone = np.concatenate([predictor.encode([text]) for text in TEXTS])
     np.testing.assert_allclose(together, alone, atol=1e-5)
-    predictor.max_tokens = 1
+    predictor.batch_size = 1
     np.testing.assert_allclose(predictor.encode(TEXTS), together, atol=1e-5)
     assert predictor.encode([]).shape == (0, 24)
 
@@ -276,7 +276,7 @@ def test_foreign_classifier_folders(tmp_path):
     [
         ({"0": "yes", "1": "yes"}, r"config\.json: id2label: ids 0 and 1 have the same name 'yes'"),
         ({"0": 1, "1": "1"}, r"config\.json: id2label: ids 0 and 1 have the same name '1'"),
-        ({"0": "no", "1": "\ud800"}, r"config\.json: id2label: id 1: .* is not valid Unicode"),
+        ({"0": "no", "1": "\ud800"}, r"config\.json: id2label: id 1 needs a name, not '"),
     ],
 )
 def test_labels_that_could_not_be_told_apart_or_written_are_refused(tmp_path, names, message):

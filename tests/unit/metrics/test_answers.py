@@ -226,7 +226,7 @@ def test_files_of_predictions_that_are_wrong(tmp_path):
     data.write_text(json.dumps({"data": [{"title": "t", "paragraphs": [paragraph]}]}))
     path = tmp_path / "predictions.json"
     for content, message in [
-        ("[]", "by question id"),
+        ("[]", "expected a JSON object, got list"),
         ('{"1": 2}', "id '1': expected a text"),
         ("{", "line 1, column 2"),
         (

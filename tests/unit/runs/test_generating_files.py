@@ -24,7 +24,7 @@ def test_rows_that_do_not_fit_the_model_are_named_or_dropped(name, tmp_path, mon
     source, target, fills = tmp_path / "texts.txt", tmp_path / "out.jsonl", GREEDY if name == "t5" else None
     source.write_text("\n".join(LINES[name]) + "\n")
     with monkeypatch.context() as patch:
-        for made in ("generate_from_ids", "fill_blanks"):
+        for made in ("continuations", "fill_blanks"):
             patch.setattr(Predictor, made, lambda *_: pytest.fail("it generated before it had read all rows"))
         with pytest.raises(DataError, match=f"texts.txt, {MESSAGES[name]}"):
             generate(predictor, source, target, {}, fills=fills)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from maskloom.errors import ConfigError, DataError
-from maskloom.tasks.document import label_relations
+from maskloom.tasks.classification import label_relations
 from maskloom.tasks.kinds import KINDS, make_task
 from maskloom.tasks.settings import DocumentSettings
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
@@ -50,7 +50,7 @@ def test_what_is_not_read_is_counted(tmp_path):
     assert data.account()["num_left_out"] == 2
     assert data.account()["num_sentences"] == 5
     cut, left_out = data.notes(tmp_path / "in.jsonl")
-    assert "1 of 2 examples have sentences that exceed 4 tokens and lose 3 tokens" in cut
+    assert "1 of 2 examples exceed 4 tokens and lose 3 tokens" in cut
     assert "1 of 2 documents lose 2 sentences at the end (document.max_sentences)" in left_out
 
 

@@ -49,12 +49,12 @@ def test_columns_by_number_mean_no_header(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"text_column": "0", "label_column": "1"}, ConfigError, "counted from 1"),
-        ({"text_column": "1", "label_column": "label"}, ConfigError, "all of them by name or all by number"),
-        ({"text_column": "1", "label_column": "01"}, ConfigError, "one column is used twice: '1'; name another"),
-        ({"text_column": "1"}, ConfigError, "the label column must be given"),
-        ({"label_column": "2"}, ConfigError, "the text column must be given"),
-        ({"text_column": "9", "label_column": "1"}, DataError, "column 9 was requested, but the row has 2"),
+        ({"text_column": "0", "label_column": "1"}, DataError, "no column '0'; the columns are '1', '2'"),
+        ({"text_column": "1", "label_column": "label"}, DataError, "no column 'label'; the columns are '1', '2'"),
+        ({"text_column": "1", "label_column": "1"}, ConfigError, "one column is used twice: '1'; name another"),
+        ({"text_column": "1"}, DataError, "no label column .* among '1', '2'; name it with --label-column"),
+        ({"label_column": "2"}, DataError, "no text column .* among '1', '2'; name it with --text-column, by number"),
+        ({"text_column": "9", "label_column": "1"}, DataError, "line 1: there is no column '9'"),
         ({"text_column": "body"}, DataError, "line 1: there is no column 'body'; the columns are 'text', 'label'"),
         ({"text_column": "label", "label_column": "label"}, ConfigError, "used twice"),
         ({"text_column": "text", "pair_column": "label"}, ConfigError, "takes one text"),

@@ -84,8 +84,8 @@ def test_labels_and_answers_are_the_characters_of_the_answer(tokenizer: Tokenize
     assert isinstance(tokenizer, BytePairTokenizer)
     is_inside = tokenizer.prefix_space and answer in ("1895", "1895-1943")
     assert found.text == ("(1895-1943)" if is_inside else answer)
-    assert found.best.start is not None
-    assert CONTEXT[found.best.start : found.best.end] == found.text
+    assert found.best["start"] is not None
+    assert CONTEXT[found.best["start"] : found.best["end"]] == found.text
 
 
 def test_no_answer_is_the_token_that_has_read_all(tokenizer: Tokenizer) -> None:

@@ -53,9 +53,6 @@ def iterate_sources(
     if Path(path.name.lower().removesuffix(".gz")).suffix in _TABLES:
         if options.target_suffix is not None:
             raise ConfigError(f"--target-suffix {options.target_suffix}: {path} has its targets in a column")
-        if options.pair_column is not None:
-            rule = "a seq2seq task takes one text; name the target column with --label-column"
-            raise ConfigError(f"pair column {options.pair_column!r:.80}: {rule}")
         examples = iterate_examples(path, _FORM, options, needs_label=needs_label, report=report)
         yield from _joined(examples, report) if needs_label else examples
         return

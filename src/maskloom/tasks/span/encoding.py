@@ -71,18 +71,17 @@ class EncodedContext:
 class EncodedQuestions:
     """Questions split into windows; a unit is a window, and the windows of a question are consecutive and in order.
 
-    `contexts` are distinct; question i is about `contexts[context_of[i]]` and has the ids `question_ids[i]`, truncated
-    to the maximum length. `window_question`, `window_start` and `window_length` (windows,) give the question of each
-    window and the pieces of the context that it contains; `first_window` (questions + 1,) gives the first window of
-    each question. `labels` (windows, 2) are the positions of the answer's first and last token in the window, or twice
-    the window's null position if the answer is not entirely inside; None if the answers of any question are unknown.
+    Question i is about `contexts[i]`, which questions may share, and has the ids `question_ids[i]`, truncated to the
+    maximum length. `window_question`, `window_start` and `window_length` (windows,) give the question of each window
+    and the pieces of the context that it contains; `first_window` (questions + 1,) gives the first window of each
+    question. `labels` (windows, 2) are the positions of the answer's first and last token in the window, or twice the
+    window's null position if the answer is not entirely inside; None if the answers of any question are unknown.
     `unaligned` are the ids of questions whose answer cannot be found among the words: left out for training, else
     given null positions.
     """
 
     questions: list[Question]
     contexts: list[EncodedContext]
-    context_of: np.ndarray
     question_ids: list[np.ndarray]
     window_question: np.ndarray
     window_start: np.ndarray
@@ -134,7 +133,7 @@ class EncodedQuestions:
             yield replace(
                 self,
                 questions=self.questions[first:last],
-                context_of=self.context_of[first:last],
+                contexts=self.contexts[first:last],
                 question_ids=self.question_ids[first:last],
                 window_question=self.window_question[windows] - first,
                 window_start=self.window_start[windows],
@@ -151,7 +150,7 @@ class EncodedQuestions:
         frames = self.tokenizer.template.frames(self.question_lengths[numbers], sizes)
         rows = (column.tolist() for column in (numbers, starts, sizes, frames.first, frames.second))
         for number, start, size, first, second in zip(*rows, strict=True):
-            question, context = self.question_ids[number], self.contexts[self.context_of[number]]
+            question, context = self.question_ids[number], self.contexts[number]
             frames.token_ids[first : first + len(question)] = question
             frames.token_ids[second : second + size] = context.pieces[start : start + size]
         return ClassificationBatch(
@@ -167,7 +166,7 @@ class EncodedQuestions:
         account = {
             "max_length": self.max_length,
             "num_windows": len(self),
-            "num_contexts": len(self.contexts),
+            "num_contexts": len({context.text for context in self.contexts}),
             "num_cut_questions": self.num_cut_questions,
             "num_unaligned": len(self.unaligned),
             "unaligned": list(self.unaligned),
@@ -207,19 +206,15 @@ def encode_questions(
     first answer; for training, questions whose answer cannot be aligned are left out and listed. Raises ConfigError if
     a question leaves no room for its context.
     """
-    numbers: dict[str, int] = {}
-    context_of = np.array([numbers.setdefault(one.context, len(numbers)) for one in questions], dtype=np.int64)
     known: dict[str, np.ndarray] = {}
-    contexts = [_encode_context(text, tokenizer, known) for text in numbers]
-    spans = [
-        _answer_span(question, contexts[number], tokenizer)
-        for question, number in zip(questions, context_of, strict=True)
-    ]
+    texts = dict.fromkeys(question.context for question in questions)
+    encoded = {text: _encode_context(text, tokenizer, known) for text in texts}
+    spans = [_answer_span(question, encoded[question.context], tokenizer) for question in questions]
     unaligned = [question.id for question, span in zip(questions, spans, strict=True) if span == _UNALIGNED]
     kept = [number for number, span in enumerate(spans) if not (for_training and span == _UNALIGNED)]
     all_ids = tokenizer.token_ids_batch([questions[number].question for number in kept])
     question_ids = [np.asarray(ids[:max_question_length], dtype=np.int32) for ids in all_ids]
-    num_marks, context_of = tokenizer.template.num_marks(2), context_of[kept]
+    num_marks, contexts = tokenizer.template.num_marks(2), [encoded[questions[number].context] for number in kept]
     longest = max(map(len, question_ids), default=0)
     if longest + num_marks >= max_length:
         raise ConfigError(
@@ -227,12 +222,11 @@ def encode_questions(
             "for the context; raise data.max_length or lower span.max_question_length"
         )
     capacities = np.array([max_length - num_marks - len(ids) for ids in question_ids], dtype=np.int64)
-    num_pieces = np.array([len(contexts[number].pieces) for number in context_of], dtype=np.int64)
+    num_pieces = np.array([len(context.pieces) for context in contexts], dtype=np.int64)
     window_question, window_start, window_length = plan_windows(num_pieces, capacities, stride)
-    encoded = EncodedQuestions(
+    windows = EncodedQuestions(
         questions=[questions[number] for number in kept],
         contexts=contexts,
-        context_of=context_of,
         question_ids=question_ids,
         window_question=window_question,
         window_start=window_start,
@@ -247,8 +241,8 @@ def encode_questions(
         num_cut_questions=sum(len(ids) > max_question_length for ids in all_ids),
     )
     if any(span is None for span in spans):
-        return encoded
-    return replace(encoded, labels=_labels(encoded, np.array(spans, dtype=np.int64).reshape(-1, 2)[kept]))
+        return windows
+    return replace(windows, labels=_labels(windows, np.array(spans, dtype=np.int64).reshape(-1, 2)[kept]))
 
 
 def _encode_context(text: str, tokenizer: Tokenizer, known: dict[str, np.ndarray]) -> EncodedContext:

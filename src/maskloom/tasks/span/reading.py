@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
 import re
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -17,11 +14,11 @@ from typing import Any
 
 from maskloom.errors import DataError
 from maskloom.metrics.answers import score_answers
-from maskloom.system.foreign_files import is_utf8, parse_json, read_bytes
+from maskloom.system.foreign_files import is_utf8, parse_json, read_bytes, read_json
 from maskloom.tasks import tables
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.examples import ReadExamples, ReadingReport, checked_parts, checked_text, kept_examples
-from maskloom.tasks.tables import BadRowError, ReadingOptions, Row, row_text
+from maskloom.tasks.tables import BadRowError, Columns, ReadingOptions, Row, UsualNames, row_text
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ def iterate_questions(
     path = Path(path)
     if options.format is not None:
         catalog_row(options.format, kinds=("span",))
-    if path.name.lower().endswith((".json", ".json.gz")):
+    if path.suffix.lower() == ".json":
         rows, form = squad_rows(path), Row.by_name
     else:
         rows, form = question_rows(path, options, needs_label=needs_label)
@@ -162,11 +159,11 @@ MAX_JSON_BYTES = 1 << 30
 
 
 def squad_rows(path: Path) -> Iterator[Row]:
-    """Yield the questions of a SQuAD v1.1 or v2.0 file, .json or .json.gz, in file order, with their contexts.
+    """Yield the questions of a SQuAD v1.1 or v2.0 file in file order, with their contexts.
 
     Raises DataError, with file and place, for a file that cannot be read or has no articles and paragraphs.
     """
-    articles = _list_of(read_json(path), "data", path, "the file")
+    articles = _list_of(read_json(path, limit=MAX_JSON_BYTES), "data", path, "the file")
     number = 0
     for article_number, article in enumerate(articles, start=1):
         title = article.get("title") if isinstance(article, dict) else None
@@ -186,43 +183,15 @@ def _row(question: Any, context: Any, place: str, number: int) -> Row:
     return Row({**question, "context": context}, number, place=f"{place} (id {identifier!r:.80})")
 
 
-def read_json(path: Path) -> Any:
-    """Return the value of a .json or .json.gz file; raises DataError, with line and column, for invalid JSON."""
-    return parse_json(_content(path), str(path))
-
-
-def _content(path: Path) -> bytes:
-    """Return the content of a .json or .json.gz file; raises DataError if it cannot be read.
-
-    A file may have up to 1 GiB, also decompressed, and may expand to 50 times its size or to 8 MiB, whichever is
-    larger.
-    """
-    content = read_bytes(path, limit=MAX_JSON_BYTES)
-    if path.suffix.lower() == ".gz":
-        limit = min(MAX_JSON_BYTES, max(50 * len(content), 8 << 20))
-        try:
-            with gzip.open(io.BytesIO(content)) as file:
-                content = file.read(limit + 1)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise DataError(f"{path}: the gzip stream is corrupt: {error}") from None
-        if len(content) > limit:
-            raise DataError(f"{path}: expands to more than {limit:,} bytes, the limit for a file of this size")
-    return content
-
-
 def _list_of(value: Any, key: str, path: Path, place: str) -> list[Any]:
-    if not isinstance(value, dict):
-        raise DataError(f"{path}: {place}: expected a JSON object, got {type(value).__name__}")
-    if key not in value:
-        known = ", ".join(name[:40] for name in list(value)[:8]) or "none"
-        raise DataError(f"{path}: {place}: the key {key!r:.80} is missing (keys: {known}); expected SQuAD's format")
-    if not isinstance(value[key], list):
-        raise DataError(f"{path}: {place}: {key!r:.80} is not a list but {type(value[key]).__name__}")
-    return value[key]
+    found = value.get(key) if isinstance(value, dict) else value
+    if not isinstance(value, dict) or not isinstance(found, list):
+        got = "none" if found is None else type(found).__name__
+        raise DataError(f"{path}: {place}: expected SQuAD's format, an object with a list {key!r}, got {got}")
+    return found
 
 
-_ANSWERS = ("answers", "answer", "answer_text")
-_STARTS = ("answer_start", "answer_starts", "start")
+_USUAL = UsualNames(labels=("answers", "answer", "answer_text"), noun="answer")
 
 
 def question_rows(
@@ -231,9 +200,9 @@ def question_rows(
     """Return the rows of a .jsonl, .csv or .tsv file, and a function that converts a row to SQuAD's form.
 
     Columns: `question` (or --text-column), `context` (or --pair-column), optionally `id` (default: the line) and
-    `is_impossible`, and the answers: `answers` as {"text": [...], "answer_start": [...]} or as a list of {"text",
-    "answer_start"}, or one in `answer` (or --label-column) with its `answer_start`, or several as lists in both. Raises
-    DataError for missing columns.
+    `is_impossible`, and one `answer` (or --label-column) with its `answer_start`; in JSONL also several `answers`, as
+    {"text": [...], "answer_start": [...]} or as a list of {"text", "answer_start"}. Raises DataError for missing
+    columns.
     """
     try:
         layout = tables.layout_of(path)
@@ -245,69 +214,43 @@ def question_rows(
     rows = tables.read_rows(path, layout)
     seen = tables.up_to_first(rows) if layout == "jsonl" else [next(rows)]
     names = [name.strip() for name in seen[-1].fields]
+    columns = Columns(options.text_column or "question", options.pair_column or "context", options.label_column)
     if layout != "jsonl" or not seen[-1].problem:
-        place = f"{path}: line {seen[-1].line}"
-        wanted = [options.text_column or "question", options.pair_column or "context"]
-        wanted += [options.label_column] if options.label_column and needs_label else []
-        tables.check_given(wanted, names, place)
-        if needs_label and not any(name in names for name in (options.label_column, *_ANSWERS)):
-            raise tables.no_column("answer column", _ANSWERS, names, place, "--label-column")
-        tables.check_single(wanted, names, place)
-    if layout == "jsonl":
-        return chain(seen, rows), partial(_squad_form, options, needs_label)
-    return tables.by_name(rows, names), partial(_squad_form_of_text, options, needs_label)
+        given = replace(options, text_column=columns.text, pair_column=columns.pair)
+        how = {"place": f"{path}: line {seen[-1].line}", "takes_pair": True, "needs_label": needs_label}
+        columns = tables.choose_names(names, given, _USUAL, **how)
+    rows = chain(seen, rows) if layout == "jsonl" else tables.by_name(rows, names)
+    return rows, partial(_squad_form, columns, needs_label)
 
 
-def _squad_form(options: ReadingOptions, needs_label: bool, row: Row) -> dict[str, Any]:
-    fields, answers = row.by_name(), None
-    if needs_label:
-        answers = _listed(_first(fields, options.label_column, _ANSWERS), _first(fields, None, _STARTS))
-    is_impossible = fields.get("is_impossible")
-    return {
-        "id": fields.get("id", str(row.line)),
-        "question": fields.get(options.text_column or "question"),
-        "context": fields.get(options.pair_column or "context"),
-        "answers": answers,
-        "is_impossible": True if answers == [] and is_impossible is None else is_impossible,
-    }
-
-
-def _squad_form_of_text(options: ReadingOptions, needs_label: bool, row: Row) -> dict[str, Any]:
-    """Convert a row of text fields: an empty field is absent; numbers, lists and booleans are written as in JSON."""
-    fields: dict[str, Any] = {name: value for name, value in row.by_name().items() if value != ""}
-    for name in fields.keys() & {"is_impossible", *_STARTS}:
-        fields[name] = _from_json(fields[name].lower())
-    if not isinstance(_first(fields, None, _STARTS), int):  # else the field is the text of one answer
-        for name in fields.keys() & {options.label_column, *_ANSWERS}:
-            fields[name] = _from_json(fields[name])
-    return _squad_form(options, needs_label, row._replace(fields=fields))
-
-
-def _from_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _listed(answers: Any, starts: Any) -> Any:
-    """Convert answers from any of the forms that a row may use to SQuAD's; None stays None."""
+def _squad_form(columns: Columns, needs_label: bool, row: Row) -> dict[str, Any]:
+    """Convert a row to SQuAD's form; an empty field is absent."""
+    fields = {name: value for name, value in row.by_name().items() if value != ""}
+    question, context = fields.get(columns.text), fields.get(columns.pair or "")
+    found = {"id": fields.get("id", str(row.line)), "question": question, "context": context}
+    if not needs_label:
+        return found
+    answers, start = (
+        next((fields[name] for name in names if name in fields), None)
+        for names in ((columns.label, *_USUAL.labels), ("answer_start", "start"))
+    )
     if isinstance(answers, dict):
-        answers, starts = answers.get("text"), answers.get("answer_start")
-    if isinstance(answers, str):
-        if isinstance(starts, list) and len(starts) == 1:
-            starts = starts[0]
-        return [{"text": answers, "answer_start": starts}]
-    if isinstance(answers, list) and all(isinstance(answer, str) for answer in answers) and answers:
-        if not isinstance(starts, list) or len(starts) != len(answers):
-            given = len(starts) if isinstance(starts, list) else "no list"
-            raise BadRowError("answers and starts are not lists of equal length", f"{len(answers)} and {given}")
-        return [{"text": text, "answer_start": start} for text, start in zip(answers, starts, strict=True)]
-    return answers
+        texts, starts = answers.get("text"), answers.get("answer_start")
+        if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
+            raise BadRowError("answers and starts are not lists of equal length", f"{answers!r:.80}")
+        answers = [{"text": text, "answer_start": at} for text, at in zip(texts, starts, strict=True)]
+    elif isinstance(answers, str):
+        answers = [{"text": answers, "answer_start": _of_text(start)}]
+    is_impossible = _of_text(fields.get("is_impossible", True if answers == [] else None))
+    return {**found, "answers": answers, "is_impossible": is_impossible}
 
 
-def _first(fields: dict[str, Any], given: str | None, names: tuple[str, ...]) -> Any:
-    return next((fields[name] for name in chain([given] if given else [], names) if name in fields), None)
+def _of_text(field: Any) -> Any:
+    """Return the whole number or truth value that a text says, or any other value unchanged."""
+    if not isinstance(field, str):
+        return field
+    is_number = field.isdecimal() and field.isascii() and len(field) < 10
+    return int(field) if is_number else {"true": True, "false": False}.get(field.lower(), field)
 
 
 def score_files(
@@ -322,12 +265,11 @@ def score_files(
     Predictions are a JSON object of texts by id, as `predict` writes to a .json file; `null_odds` is one of numbers.
     Raises DataError for an invalid file, and unlike the official script, which takes the last, for a repeated id.
     """
-    path = Path(predictions)
-    read = partial(iterate_questions, data, ReadingOptions(), {}, needs_label=True, needs_places=False)
-    questions = ReadExamples.of(data, lambda report: read(report=report)).examples
+    path, how = Path(predictions), {"needs_label": True, "needs_places": False}
+    questions = iterate_questions(data, ReadingOptions(), {}, report=ReadingReport(Path(data)), **how)
     texts = _by_id(path, str, "a text")
     odds = None if null_odds is None else _by_id(Path(null_odds), (int, float), "a number")
-    golds = {question.id: [answer.text for answer in question.answers] for question in questions}
+    golds = {question.id: [answer.text for answer in question.answers or ()] for question in questions}
     try:
         return score_answers(golds, texts, null_odds=odds, null_threshold=null_threshold)
     except ValueError as error:
@@ -335,7 +277,7 @@ def score_files(
 
 
 def _by_id(path: Path, kind: Any, wanted: str) -> dict[str, Any]:
-    content, repeated = _content(path), list[str]()
+    content, repeated = read_bytes(path, limit=MAX_JSON_BYTES), list[str]()
 
     def by_key(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         repeated.extend(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
@@ -343,7 +285,7 @@ def _by_id(path: Path, kind: Any, wanted: str) -> dict[str, Any]:
 
     values = parse_json(content, str(path), objects=by_key)
     if not isinstance(values, dict):
-        raise DataError(f"{path}: expected a JSON object keyed by question id, got {type(values).__name__}")
+        raise DataError(f"{path}: expected a JSON object, got {type(values).__name__}")
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, kind):
             raise DataError(f"{path}: id {name!r:.80}: expected {wanted}, got {type(value).__name__}")

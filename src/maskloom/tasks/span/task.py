@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice, pairwise
 from typing import Any
@@ -29,32 +29,29 @@ _NO_SPAN = "empty"
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """An answer text with its probability among the candidates kept, its logits, and its position in the context.
-
-    `text` is `context[start:end]` with single spaces between words. Both positions are None for the null answer and if
-    no span qualified.
-    """
-
-    text: str
-    probability: float
-    start_logit: float
-    end_logit: float
-    start: int | None = None
-    end: int | None = None
-
-
-@dataclass(frozen=True)
 class DecodedAnswer:
-    """The answer to a question: `text`, the candidates by descending score, and the best non-empty candidate.
+    """The answer to a question: `text`, and the `candidates` by descending score, as predictions show them.
 
-    `null_odds` is the margin by which the null answer scores above `best`; None if every question has an answer.
+    A candidate's `text` is `context[start:end]` with single spaces between words, its `probability` that among the
+    candidates kept; `start` and `end` are None for the null answer and if no span qualified. `null_odds` is the margin
+    by which the null answer scores above `best`; None if every question has an answer.
     """
 
     text: str
-    best: Candidate
-    candidates: tuple[Candidate, ...]
+    candidates: list[dict[str, Any]]
     null_odds: float | None = None
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The best candidate that is not empty."""
+        return next(candidate for candidate in self.candidates if candidate["text"])
+
+    def as_row(self) -> dict[str, Any]:
+        """Return the answer as plain values: text, probability, position in the context, null odds, candidates."""
+        chosen = next(candidate for candidate in self.candidates if candidate["text"] == self.text)
+        odds = {} if self.null_odds is None else {"null_odds": self.null_odds}
+        place = {name: chosen[name] for name in ("probability", "start", "end")}
+        return {"answer": self.text, **place, **odds, "candidates": self.candidates}
 
 
 def decode_answers(
@@ -79,6 +76,7 @@ def decode_answers(
         yield from _Decoder(part, settings or SpanSettings(), only_best, finder).answers(islice(rows, len(part)))
 
 
+_KEYS = ("text", "probability", "start_logit", "end_logit", "start", "end")
 # Start and end logits, and the start and end of the text in the context.
 _Entry = tuple[float, float, int | None, int | None]
 
@@ -135,7 +133,7 @@ class _Decoder:
             starts[row, column] + shifts[row],
             row - encoded.first_window[questions[row]],
             np.diff(encoded.first_window)[questions[row]],
-            num_pieces[encoded.context_of[questions[row]]],
+            num_pieces[questions[row]],
             encoded.max_length - offsets[row] - len(encoded.tokenizer.template.end),
             encoded.stride,
         )
@@ -170,16 +168,16 @@ class _Decoder:
         exponents = np.exp(scores - scores.max())
         probabilities = (exponents / exponents.sum()).tolist()
         rows = zip(kept.items(), probabilities, strict=True)
-        candidates = tuple(Candidate(text, probability, *entry) for (text, entry), probability in rows)
-        best = next(candidate for candidate in candidates if candidate.text)
+        candidates = [dict[str, Any](zip(_KEYS, (text, each, *entry), strict=True)) for (text, entry), each in rows]
+        best = DecodedAnswer("", candidates).best
         if null is None:
-            return DecodedAnswer(best.text, best, candidates)
-        odds = null_score - best.start_logit - best.end_logit
-        return DecodedAnswer("" if odds > self.settings.null_threshold else best.text, best, candidates, odds)
+            return DecodedAnswer(best["text"], candidates)
+        odds = null_score - best["start_logit"] - best["end_logit"]
+        return DecodedAnswer("" if odds > self.settings.null_threshold else best["text"], candidates, odds)
 
     def _text(self, question: int, start: int, end: int) -> tuple[str, int, int]:
         """Return the text from piece `start` to piece `end`, and its start and end in the context."""
-        context = self.encoded.contexts[self.encoded.context_of[question]]
+        context = self.encoded.contexts[question]
         first_word, last_word = int(context.piece_words[start]), int(context.piece_words[end])
         words = context.words(first_word, last_word)
         text, first, last = self.finder.find(context.pieces[start : end + 1].tolist(), words)
@@ -235,7 +233,7 @@ def span_task(labels: tuple[str, ...], primary: str | None, settings: SpanSettin
         encode=partial(_encode, settings),
         decide=partial(_decide, settings),  # pyright: ignore[reportArgumentType]
         targets=_targets,  # pyright: ignore[reportArgumentType]
-        decode=lambda encoded, outputs: [answer_row(found) for found in decode_answers(encoded, outputs, settings)],  # pyright: ignore[reportArgumentType]
+        decode=lambda encoded, outputs: [found.as_row() for found in decode_answers(encoded, outputs, settings)],  # pyright: ignore[reportArgumentType]
         metric=metric,
         settings=settings,
         tune=partial(_tune, settings, metric().primary) if settings.has_unanswerable else None,  # pyright: ignore[reportArgumentType]
@@ -262,7 +260,8 @@ def _encode(
 
 def _decide(settings: SpanSettings, encoded: EncodedQuestions, outputs: Outputs) -> list[tuple[str, float | None]]:
     """Return the best non-empty answer to each question, with its null odds; the metric applies the threshold."""
-    return [(found.best.text, found.null_odds) for found in decode_answers(encoded, outputs, settings, only_best=True)]
+    answers = decode_answers(encoded, outputs, settings, only_best=True)
+    return [(found.best["text"], found.null_odds) for found in answers]
 
 
 def _targets(encoded: EncodedQuestions) -> list[tuple[str, ...]] | None:
@@ -270,20 +269,6 @@ def _targets(encoded: EncodedQuestions) -> list[tuple[str, ...]] | None:
     if any(question.answers is None for question in encoded.questions):
         return None
     return [tuple(answer.text for answer in question.answers or ()) for question in encoded.questions]
-
-
-def answer_row(found: DecodedAnswer) -> dict[str, Any]:
-    """Return an answer as plain values: text, probability, position in the context, null odds, candidates."""
-    chosen = next(candidate for candidate in found.candidates if candidate.text == found.text)
-    odds = {} if found.null_odds is None else {"null_odds": found.null_odds}
-    return {
-        "answer": found.text,
-        "probability": chosen.probability,
-        "start": chosen.start,
-        "end": chosen.end,
-        **odds,
-        "candidates": [asdict(candidate) for candidate in found.candidates],
-    }
 
 
 def _official_lines(question: Question, prediction: dict[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ import numpy as np
 from maskloom.data.batch import FeatureBatch, PackedBatch, TokenBatch, ranges
 from maskloom.data.feature_files import FeatureFile
 from maskloom.objectives.tagging import CrfTagging, FeatureCrfTagging, FeatureTagging
-from maskloom.tasks.encoding import EncodedExamples
+from maskloom.tasks.encoding import EncodedData, EncodedExamples
 from maskloom.tasks.settings import FeaturesSection
 from maskloom.tasks.tagging.encoding import EncodedSentences
 from maskloom.tasks.task import Task
@@ -36,16 +36,28 @@ class FeatureUnits:
     positions: Callable[[np.ndarray], tuple[PackedBatch, np.ndarray, np.ndarray]]
 
 
-def chain_words(encoded: EncodedSentences) -> FeatureUnits:
-    """Return windows of sentences as units, with the first pieces of the words in their chains, as a tagger reads."""
+def _of_tokens(encoded: EncodedData, is_taken: Callable[[Any], np.ndarray]) -> FeatureUnits:
+    """Return units with the tokens that `is_taken` selects, as a mask (tokens,) of their batch."""
 
     def positions(indices: np.ndarray) -> tuple[PackedBatch, np.ndarray, np.ndarray]:
         batch = encoded.batch(indices)
-        counted = batch.chains >= 0
-        before = np.concatenate([[0], np.cumsum(counted)])
-        return batch, np.flatnonzero(counted), np.diff(before[np.concatenate([[0], np.cumsum(batch.lengths)])])
+        taken, starts = is_taken(batch), np.cumsum(batch.lengths) - batch.lengths
+        return batch, np.flatnonzero(taken), np.add.reduceat(taken, starts, dtype=np.int64)
 
     return FeatureUnits(encoded.lengths, positions)
+
+
+def chain_words(encoded: EncodedSentences) -> FeatureUnits:
+    """Return windows of sentences as units, with the first pieces of the words in their chains, as a tagger reads."""
+    return _of_tokens(encoded, lambda batch: batch.chains >= 0)
+
+
+def all_tokens(encoded: EncodedExamples, is_kept: np.ndarray | None = None) -> FeatureUnits:
+    """Return texts or pairs as units, with all of their tokens, special ones included, or only the selected ones.
+
+    `is_kept` (vocabulary,) selects ids; they must include the first token of every text.
+    """
+    return _of_tokens(encoded, lambda batch: batch.token_ids >= 0 if is_kept is None else is_kept[batch.token_ids])
 
 
 def sentence_words(encoded: EncodedSentences) -> FeatureUnits:
@@ -62,23 +74,6 @@ def sentence_words(encoded: EncodedSentences) -> FeatureUnits:
 
     lengths = np.add.reduceat(encoded.lengths, starts[:-1]) if len(starts) > 1 else np.empty(0, np.int64)
     return FeatureUnits(lengths, positions)
-
-
-def all_tokens(encoded: EncodedExamples, is_kept: np.ndarray | None = None) -> FeatureUnits:
-    """Return texts or pairs as units, with all of their tokens, special ones included, or only the selected ones.
-
-    `is_kept` (vocabulary,) selects ids; they must include the first token of every text.
-    """
-
-    def positions(indices: np.ndarray) -> tuple[PackedBatch, np.ndarray, np.ndarray]:
-        batch = encoded.batch(indices)
-        if is_kept is None:
-            return batch, np.arange(batch.num_tokens), batch.lengths
-        kept = is_kept[batch.token_ids]
-        counts = np.add.reduceat(kept, np.cumsum(batch.lengths) - batch.lengths, dtype=np.int64)
-        return batch, np.flatnonzero(kept), counts
-
-    return FeatureUnits(encoded.lengths, positions)
 
 
 def row_counts(units: FeatureUnits) -> tuple[np.ndarray, str]:
@@ -104,14 +99,8 @@ class FeatureSentences(EncodedSentences):
 
 
 @lru_cache(maxsize=2)
-def _opened(path: str, *_seen: int) -> WordVectors:
-    return read_vectors(Path(path))
-
-
-def _stamp(path: str) -> tuple[int, ...]:
-    """Return values that change when a file is replaced, or () if it does not exist."""
-    place = Path(path)
-    return (place.stat().st_mtime_ns, place.stat().st_size, place.stat().st_ino) if place.is_file() else ()
+def _opened(path: Path, _changed: int) -> WordVectors:
+    return read_vectors(path)
 
 
 def _encode_with_vectors(encode: Callable[..., Any], vectors: WordVectors, *given: Any, **named: Any) -> Any:
@@ -130,7 +119,8 @@ def on_features(task: Task, features: FeaturesSection, mix_layer_norm: bool) -> 
         options["mix_layer_norm"] = True
     encode, has_crf = task.encode, isinstance(task.objective, CrfTagging)
     if features.word_vectors is not None:
-        vectors = _opened(features.word_vectors, *_stamp(features.word_vectors))
+        path = Path(features.word_vectors)
+        vectors = _opened(path, path.stat().st_mtime_ns if path.exists() else 0)
         options["word_size"] = vectors.matrix.shape[1]
         encode = partial(_encode_with_vectors, encode, vectors)
     return replace(

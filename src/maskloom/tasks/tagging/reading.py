@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate, chain, islice
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.metrics.entities import entities_of, is_tag
@@ -38,8 +38,7 @@ class TaggedSentence:
     `line` is the file line of the first word; `document` counts the documents of the file from 0. For a file in
     columns, `columns` has the fields of each word as written, with `separator` between them, and `opening` the fields
     of a -DOCSTART- line right before the sentence. `source_text` and `source_spans` are the text that raw words were
-    split from and the characters (start, end) of each word; without a text, words are joined by single spaces. Raises
-    ValueError if words and tags, columns or spans differ in number.
+    split from and the characters (start, end) of each word; without a text, words are joined by single spaces.
     """
 
     words: tuple[str, ...]
@@ -51,12 +50,6 @@ class TaggedSentence:
     opening: tuple[str, ...] | None = None
     source_text: str | None = None
     source_spans: tuple[Span, ...] | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("tags", "columns", "source_spans"):
-            values = getattr(self, name)
-            if values is not None and len(values) != len(self.words):
-                raise ValueError(f"line {self.line}: {len(self.words)} words but {len(values)} {name}")
 
     @classmethod
     def of_text(cls, text: str, spans: Sequence[Span], line: int, document: int = 0) -> TaggedSentence:
@@ -149,8 +142,6 @@ _TEXT_KEYS = ("text", "sentence")
 _DOCUMENT_KEYS = ("document", "document_id", "doc_id")
 # Words that the training data's splitter would split again are rare in data that was split the same way.
 _MOST_JOINED = 0.03
-# How many distinct lines of a file in columns are cached, and up to how many characters: in CoNLL-2003 all.
-_LINES_KNOWN, _LONGEST_KNOWN = 100_000, 200
 _NO_WORDS = "a sentence without words"
 # Returns the spans of the words in a text.
 _Split = Callable[[str], list[Span]]
@@ -247,7 +238,7 @@ def _find_sentences(
     path: Path, layout: Layout, options: ReadingOptions, split: _Split, *, needs_label: bool
 ) -> Iterator[_Found]:
     if layout == "columns":
-        return _Columns(path, options, needs_label=needs_label).sentences()
+        return _column_sentences(path, options, needs_label=needs_label)
     if layout == "text" and needs_label:
         raise DataError(f"{path}: raw text has no tags; give columns or JSONL with tokens and tags")
     rows = tables.read_rows(path, layout)
@@ -276,102 +267,81 @@ def _converted(scheme: TagForm, target: TagForm, found: _Found) -> TaggedSentenc
     return found if scheme == target else replace(found, tags=tuple(tags_of(entities_of(tags), len(tags), target)))
 
 
-class _Columns:
-    """Reads a file in columns; the line of the first word sets the width and the separator."""
+class _Columns(NamedTuple):
+    """The layout of a file in columns: numbers of the word's and the tag's column, from 1, width and separator."""
 
-    def __init__(self, path: Path, options: ReadingOptions, *, needs_label: bool) -> None:
-        self._path = path
-        self._needs_label = needs_label
-        self._word = _column_number(options.text_column, "word") or 1
-        self._tag = _column_number(options.label_column, "tag") or 0  # 0: the last, fields[-1]
-        self._width = 0  # until the first word
-        self._is_tabbed = False
-        # The fields of lines seen so far: most lines recur, and are then not split and checked again.
-        self._rows: dict[str, _Fields] = {}
-        self._has_bad = False
+    word: int
+    tag: int
+    width: int
+    separator: str
+    needs_label: bool
 
-    def sentences(self) -> Iterator[_Found]:
-        """Yield the sentences between blank lines, each with its line and document."""
-        rows: list[_Fields] = []
-        opening: _Fields | None = None
-        first_line = document = 0
-        is_document_open = False
-        # a final blank line ends the last sentence
-        for line, text in chain(tables.read_lines(self._path), [(0, "")]):
-            row = self._rows.get(text)
-            if row is None:
-                fields = tuple(SPACES.split(text.strip(" \t")))
-                if fields[0] in ("", DOCUMENT_START):
-                    if rows:
-                        is_document_open = True
-                        yield self._sentence(rows, first_line, document, opening)
-                        rows, opening = [], None
-                    if fields[0]:
-                        document += is_document_open
-                        is_document_open, opening = True, fields
-                    continue
-                row = self._new_row(text, line)
-            if not rows:
-                first_line = line
-            rows.append(row)
-
-    def _new_row(self, text: str, line: int) -> _Fields:
-        """Return the fields of a line not seen before; the first in the file sets the width and the separator."""
-        is_first = not self._width
-        if is_first:
-            # if tags are not needed, the first word's tag may be blank
-            self._is_tabbed = "\t" in (text.strip(" \t") if self._needs_label else text)
-        if len(self._rows) == _LINES_KNOWN:
-            self._rows.clear()
-        rows = self._rows if len(text) <= _LONGEST_KNOWN else {}
-        # Other white space, such as a no-break space, may be part of a word.
-        row = rows[text] = tuple(text.split("\t") if self._is_tabbed else SPACES.split(text.strip(" \t")))
-        if is_first:
-            self._width = len(row)
-            self._check_width(line)
-        elif not self._needs_label and len(row) == self._width - 1 and self._tag in (0, self._width):
-            row = rows[text] = (*row, "-")  # unknown tag
-        self._has_bad |= self._problem(row, line) is not None
-        return row
-
-    def _sentence(self, rows: list[_Fields], first_line: int, document: int, opening: _Fields | None) -> _Found:
-        for line, row in enumerate(rows, first_line) if self._has_bad else ():
-            if problem := self._problem(row, line):
-                return problem
-        columns = list(zip(*rows, strict=True))
-        return TaggedSentence(
-            words=columns[self._word - 1],
-            tags=tuple(map(str.strip, columns[self._tag - 1])) if self._needs_label else None,
-            line=first_line,
-            document=document,
-            columns=tuple(rows),
-            separator="\t" if self._is_tabbed else " ",
-            opening=opening,
-        )
-
-    def _problem(self, row: _Fields, line: int) -> BadRowError | None:
-        if len(row) != self._width:
-            separator = "tabs" if self._is_tabbed else "spaces"
-            detail = f"{len(row)} between {separator}, expected {self._width} as in the first row"
-            return BadRowError("wrong number of columns", detail, line)
-        if not row[self._word - 1].strip():
-            return BadRowError("empty word", line=line)
-        if self._needs_label and not row[self._tag - 1].strip():
-            return BadRowError("missing tag", line=line)
-        return None
-
-    def _check_width(self, line: int) -> None:
-        place = f"{self._path}: line {line}"
-        for what, number in (("word", self._word), ("tag", self._tag if self._needs_label else 0)):
-            if number > self._width:
-                raise DataError(f"{place}: column {number} was requested as the {what}, but the row has {self._width}")
-        if self._needs_label and self._width < 2:
+    @classmethod
+    def of(cls, first: str, options: ReadingOptions, place: str, *, needs_label: bool) -> _Columns:
+        """Return the layout that the line of a file's first word, at `place`, shows."""
+        # if tags are not needed, the first word's tag may be blank
+        separator = "\t" if "\t" in (first.strip(" \t") if needs_label else first) else " "
+        width = len(cls(1, 0, 0, separator, needs_label).fields(first))
+        word, tag = _column_number(options.text_column, "word", 1), _column_number(options.label_column, "tag", width)
+        for what, number in (("word", word), *([("tag", tag)] if needs_label else [])):
+            if number > width:
+                raise DataError(f"{place}: column {number} was requested as the {what}, but the row has {width}")
+        if needs_label and width < 2:
             raise DataError(f"{place}: only one column; expected a word and its tag, separated by a space or tab")
+        return cls(word, tag, width, separator, needs_label)
+
+    def fields(self, line: str) -> _Fields:
+        """Return the fields of a line; a missing last field is a tag that is not needed."""
+        # Other white space, such as a no-break space, may be part of a word.
+        found = line.split("\t") if self.separator == "\t" else [*filter(None, line.replace("\t", " ").split(" "))]
+        if not self.needs_label and len(found) == self.width - 1 and self.tag == self.width:
+            found.append("-")
+        return tuple(found)
+
+    def sentence(self, lines: list[str], line: int, document: int, opening: _Fields | None) -> _Found:
+        """Return the sentence in successive lines from `line` on, or the first rule that one of them breaks."""
+        rows = [*map(self.fields, lines)]
+        for number, row in enumerate(rows, line):
+            if len(row) != self.width:
+                between = "tabs" if self.separator == "\t" else "spaces"
+                detail = f"{len(row)} between {between}, expected {self.width} as in the first row"
+                return BadRowError("wrong number of columns", detail, number)
+            if not row[self.word - 1].strip():
+                return BadRowError("empty word", line=number)
+            if self.needs_label and not row[self.tag - 1].strip():
+                return BadRowError("missing tag", line=number)
+        words = tuple(row[self.word - 1] for row in rows)
+        tags = tuple(row[self.tag - 1].strip() for row in rows) if self.needs_label else None
+        return TaggedSentence(words, tags, line, document, tuple(rows), self.separator, opening)
 
 
-def _column_number(column: str | None, what: str) -> int | None:
+def _column_sentences(path: Path, options: ReadingOptions, *, needs_label: bool) -> Iterator[_Found]:
+    """Yield the sentences between blank lines, each with its line and document."""
+    lines, columns, opening = list[str](), None, None
+    first_line = document = 0
+    is_document_open = False
+    # a final blank line ends the last sentence
+    for line, text in chain(tables.read_lines(path), [(0, "")]):
+        bare = text.strip(" \t")
+        start = SPACES.split(bare) if bare.startswith(DOCUMENT_START) else [""]
+        if bare and start[0] != DOCUMENT_START:
+            if not lines:
+                first_line = line
+                columns = columns or _Columns.of(text, options, f"{path}: line {line}", needs_label=needs_label)
+            lines.append(text)
+            continue
+        if columns and lines:
+            is_document_open = True
+            yield columns.sentence(lines, first_line, document, opening)
+            lines, opening = [], None
+        if bare:
+            document += is_document_open
+            is_document_open, opening = True, tuple(start)
+
+
+def _column_number(column: str | None, what: str, default: int) -> int:
     if column is None:
-        return None
+        return default
     if not tables.is_column_number(column) or int(column) < 1:
         raise ConfigError(f"{what} column {column!r:.80}: columns of such a file are given by number, from 1")
     return int(column)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from maskloom.metrics.calibration import softmax
+from maskloom.metrics.calibration import fitted, softmax, tune_classes
 from maskloom.metrics.entities import Entity, EntityMetric, TagTable, entities_of
 from maskloom.metrics.labels import SingleLabelMetric
 from maskloom.metrics.metric import checked_primary
@@ -21,7 +21,6 @@ from maskloom.tasks.tagging.reading import TaggedSentence, sentence_example
 from maskloom.tasks.tagging.schemes import PLAIN, forbidden_pairs, is_plain
 from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING
 from maskloom.tasks.task import Task
-from maskloom.tasks.tuning import fitted, tune_classes
 
 
 def tagging_task(labels: tuple[str, ...], primary: str | None, settings: TaggingSettings) -> Task:

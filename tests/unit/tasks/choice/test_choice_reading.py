@@ -67,7 +67,7 @@ def test_hellaswags_split_context_is_preferred_to_the_joined_one(tmp_path):
 
 def test_codah_has_no_header_and_no_quotes(tmp_path):
     path = write(tmp_path, "codah.tsv", 'o\tHe said "I\tam.\twas.\tdo.\tgo."\t3', "in\tShe\ta\tb\tc\td\t0")
-    data = read_choices(path)
+    data = read_choices(path, ReadingOptions(format="CODAH"))
     assert data.examples[0].pairs()[3] == ('He said "I', 'go."')
     assert [example.label for example in data.examples] == [3, 0]
     assert [example.line for example in data.examples] == [1, 2]
@@ -76,8 +76,10 @@ def test_codah_has_no_header_and_no_quotes(tmp_path):
 @pytest.mark.parametrize("label", ["-1", "?"])
 def test_codah_with_placeholders_for_labels_is_read_for_prediction(tmp_path, label):
     path = write(tmp_path, "codah.tsv", f"o\tHe said\tam.\twas.\tdo.\tgo.\t{label}", "in\tShe\ta\tb\tc\td\t?")
-    examples = read_choices(path, needs_label=False).examples
+    examples = read_choices(path, ReadingOptions(format="codah"), needs_label=False).examples
     assert [(len(example.choices), example.label) for example in examples] == [(4, None), (4, None)]
+    with pytest.raises(DataError, match="no choice columns"):
+        read_choices(path, needs_label=False)
 
 
 def test_context_question_and_answers(tmp_path):
@@ -110,7 +112,7 @@ def test_columns_can_be_named(tmp_path):
     assert read_choices(path, options).examples[0].pairs()[1] == ("B.", "S y")
     with pytest.raises(DataError, match="there is no column 'behind'; the columns are 'before', 'start'"):
         read_choices(path, ReadingOptions(text_column="behind"))
-    with pytest.raises(ConfigError, match="columns given by header name"):
+    with pytest.raises(DataError, match="there is no column '1'; the columns are 'before', 'start'"):
         read_choices(path, ReadingOptions(text_column="1"))
 
 
@@ -158,7 +160,7 @@ def test_a_row_that_was_dropped_does_not_take_its_id(tmp_path):
     ("lines", "message"),
     [
         (("a,b,c", "1,2,3"), "no choice columns"),
-        (("ending0,ending1,label", "x,y,0"), "no context column"),
+        (("ending0,ending1,label", "x,y,0"), "no text column"),
         (("sent1,ending0,ending2,label", "c,x,y,0"), "leave one out"),
         (("sent1,ending0,ending1,ending1,label", "c,x,y,z,0"), "2 columns named 'ending1'"),
         (("sent1,ending0,ending1,label", "c,x,0"), "line 2: wrong number of fields: 3, expected 4"),
@@ -199,7 +201,8 @@ def test_text_files_and_empty_files_are_refused(tmp_path):
     ],
 )
 def test_published_files_are_read_whole(data_folder, name, num_rows, first):
-    data = read_choices(data_folder / "choice" / name)
+    options = ReadingOptions(format="codah") if "codah" in name else None
+    data = read_choices(data_folder / "choice" / name, options)
     assert len(data.examples) == data.report.num_rows == num_rows
     assert {len(example.choices) for example in data.examples} == {4}
     assert {example.label for example in data.examples} == {0, 1, 2, 3}

@@ -8,7 +8,7 @@ import torch
 from maskloom.errors import DataError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
-from maskloom.tasks.choice.reading import ChoiceExample
+from maskloom.tasks.choices import ChoiceExample
 from maskloom.tasks.examples import ReadExamples, ReadingReport
 from maskloom.tasks.kinds import CHOICE, make_task
 from maskloom.tasks.task import evaluate_task, model_outputs

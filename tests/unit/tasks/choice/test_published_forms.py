@@ -45,6 +45,8 @@ RACE = json.dumps(
     }
 )
 RACE_7 = RACE.replace("high19088", "middle7")
+FORMATS = {ARC: "arc", ARC_AS_LISTS: "arc", COMMONSENSEQA: "commonsenseqa", COPA: "copa", RACE: "race"}
+OF_RACE = ReadingOptions(format="race")
 
 
 def read(tmp_path, *lines, **options):
@@ -98,13 +100,12 @@ def test_race_is_a_folder_of_articles(tmp_path):
     (folder / "high" / "notes.md").write_text("no article")
     for place, name, expected in (
         (folder, "race", ["high19088.txt-1", "high19088.txt-2", "middle7.txt-1", "middle7.txt-2"]),
-        (folder, None, ["high19088.txt-1", "high19088.txt-2", "middle7.txt-1", "middle7.txt-2"]),
         (folder / "middle", "RACE", ["middle7.txt-1", "middle7.txt-2"]),
     ):
         found = read_choices(place, ReadingOptions(format=name))
         assert [one.identifier for one in found.examples] == expected
         assert found.report.num_kept == found.report.num_rows == len(expected)
-    assert [one.line for one in read_choices(folder).examples] == [1, 1, 2, 2]
+    assert [one.line for one in read_choices(folder, OF_RACE).examples] == [1, 1, 2, 2]
     with pytest.raises(DataError, match=r"train/middle: is a folder; expected a file"):
         read_choices(folder / "middle")
     with pytest.raises(DataError, match=r"no \.txt file in it, its high/ or middle/; give train/"):
@@ -130,7 +131,7 @@ def test_race_is_a_folder_of_articles(tmp_path):
 def test_wrong_articles_of_race_are_named_by_their_file(tmp_path, article, message):
     folder = race_folder(tmp_path / "train", high_1=RACE, middle_7=article)
     with pytest.raises(DataError, match=rf"middle/7\.txt: .*{message}"):
-        read_choices(folder)
+        read_choices(folder, OF_RACE)
 
 
 def test_hostile_files_in_a_folder_of_race_are_refused(tmp_path, monkeypatch):
@@ -139,32 +140,34 @@ def test_hostile_files_in_a_folder_of_race_are_refused(tmp_path, monkeypatch):
     place = folder / "high" / "2.txt"
     place.symlink_to(secret)
     with pytest.raises(DataError, match=r"high/2\.txt: is a link to .*secret\.txt, outside the folder"):
-        read_choices(folder)
+        read_choices(folder, OF_RACE)
     place.unlink()
     os.mkfifo(place)
     with pytest.raises(DataError, match=r"high/2\.txt: is a pipe; expected a regular file"):
-        read_choices(folder)
+        read_choices(folder, OF_RACE)
     place.unlink()
     race_folder(tmp_path / "elsewhere", middle_1=RACE)
     (folder / "middle").symlink_to(tmp_path / "elsewhere" / "middle")
     with pytest.raises(DataError, match=r"train/middle: is a link to .*elsewhere/middle, outside the folder"):
-        read_choices(folder)
+        read_choices(folder, OF_RACE)
     (folder / "middle").unlink()
     place.write_bytes(b"\xff")
     with pytest.raises(DataError, match=r"high/2\.txt: line 1: byte 1 of the line is 0xff, which is not UTF-8"):
-        read_choices(folder)
+        read_choices(folder, OF_RACE)
     place.write_text(RACE)
     monkeypatch.setattr(tables, "MAX_ROW_BYTES", 100)
     with pytest.raises(DataError, match=r"high/1\.txt: larger than 100 bytes"):
-        read_choices(folder)
+        read_choices(folder, OF_RACE)
 
 
 @pytest.mark.parametrize("row", [ARC, COMMONSENSEQA, COPA, RACE])
 def test_files_without_answers_are_read_for_prediction(tmp_path, row):
     fields = {key: value for key, value in json.loads(row).items() if key not in ("answerKey", "label", "answers")}
-    assert all(one.label is None for one in read(tmp_path, json.dumps(fields), needs_label=False).examples)
+    found = read(tmp_path, json.dumps(fields), needs_label=False, format=FORMATS[row]).examples
+    assert all(one.label is None for one in found)
+    more = {"id": "another"} if "id" in fields else {"idx": 7}
     with pytest.raises(DataError, match=r"rows\.jsonl: line 2: missing label"):
-        read(tmp_path, row, json.dumps(fields | ({"id": "another"} if "id" in fields else {"idx": 7})))
+        read(tmp_path, row, json.dumps(fields | more), format=FORMATS[row])
 
 
 @pytest.mark.parametrize("row", [ARC, ARC_AS_LISTS, COMMONSENSEQA, COPA, RACE])
@@ -173,7 +176,7 @@ def test_placeholders_in_place_of_answers_do_not_stop_prediction(tmp_path, row, 
     """Regression: ARC's were looked up among the labels of the choices, so `predict` failed on a test set."""
     fields = json.loads(row)
     (key,) = {"answerKey", "label", "answers"} & set(fields)
-    examples = read(tmp_path, json.dumps({**fields, key: given}), needs_label=False).examples
+    examples = read(tmp_path, json.dumps({**fields, key: given}), needs_label=False, format=FORMATS[row]).examples
     assert [one.label for one in examples] == [None] * len(examples) != []
 
 
@@ -189,8 +192,8 @@ def test_placeholders_in_place_of_answers_do_not_stop_prediction(tmp_path, row, 
         (COPA, {"question": ["cause"]}, "the question is neither cause nor effect"),
         (COPA, {"choice2": None}, "text is not a string: choice 1 is NoneType"),
         (COPA, {"label": 2}, "label is none of the choices: 2"),
-        (RACE, {"answers": ["C"]}, "questions and answers are not lists of equal length"),
-        (RACE, {"options": [["a", "b"]]}, "questions and options are not lists of equal length"),
+        (RACE, {"answers": ["C"]}, "questions, options and answers differ in number"),
+        (RACE, {"options": [["a", "b"]]}, "questions, options and answers differ in number"),
         (RACE, {"options": [["a", "b"], "ab"]}, "a question is not a string with a list of options: question 2"),
         (RACE, {"answers": ["C", "Z"]}, "label is none of the choices: 'Z'"),
     ],
@@ -198,7 +201,7 @@ def test_placeholders_in_place_of_answers_do_not_stop_prediction(tmp_path, row, 
 def test_wrong_rows_of_published_sets_are_named_or_counted(tmp_path, row, changes, message):
     fields = json.loads(row) | ({"id": "another"} if "id" in json.loads(row) else {"idx": 7}) | changes
     with pytest.raises(DataError, match=rf"rows\.jsonl: line 2: {message}"):
-        read(tmp_path, row, json.dumps(fields))
-    report = read(tmp_path, row, json.dumps(fields), on_bad_rows="skip").report
+        read(tmp_path, row, json.dumps(fields), format=FORMATS[row])
+    report = read(tmp_path, row, json.dumps(fields), format=FORMATS[row], on_bad_rows="skip").report
     assert report.num_rows == report.num_kept + sum(report.dropped.values())
     assert [len(reason) < 60 for reason in report.dropped] == [True]

@@ -4,7 +4,7 @@ import pytest
 from maskloom.tasks.settings import SpanSettings
 from maskloom.tasks.span.encoding import encode_questions
 from maskloom.tasks.span.reading import Question
-from maskloom.tasks.span.task import TextFinder, answer_row, decode_answers
+from maskloom.tasks.span.task import TextFinder, decode_answers
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
@@ -73,9 +73,9 @@ def test_places_are_those_of_the_context(tokenizer):
     encoded = encode(tokenizer, context)
     found = next(decode_answers(encoded, [logits(encoded, 0, s5=9.0, e6=9.0)]))
     assert found.text == "Steve Smith"
-    assert context[found.best.start : found.best.end] == "Steve \tSmith"
-    assert found.candidates[0].start_logit == 9.0
-    assert sum(candidate.probability for candidate in found.candidates) == pytest.approx(1.0)
+    assert context[found.best["start"] : found.best["end"]] == "Steve \tSmith"
+    assert found.candidates[0]["start_logit"] == 9.0
+    assert sum(candidate["probability"] for candidate in found.candidates) == pytest.approx(1.0)
 
 
 def test_only_spans_in_the_context_that_are_not_too_long_qualify(tokenizer):
@@ -87,7 +87,7 @@ def test_only_spans_in_the_context_that_are_not_too_long_qualify(tokenizer):
     short = SpanSettings(max_answer_length=2)
     found = next(decode_answers(encoded, [logits(encoded, 0, s4=5, e8=5, e5=1)], short))
     assert found.text == "x y"
-    assert max(len(candidate.text.split()) for candidate in found.candidates) == 2
+    assert max(len(candidate["text"].split()) for candidate in found.candidates) == 2
 
 
 def test_a_start_counts_only_in_the_window_that_shows_it_best(tokenizer):
@@ -103,10 +103,10 @@ def test_a_start_counts_only_in_the_window_that_shows_it_best(tokenizer):
 def test_one_text_is_kept_once_with_its_best_score(tokenizer):
     encoded = encode(tokenizer, "x y x")
     found = next(decode_answers(encoded, [logits(encoded, 0, s6=5, e6=5, s4=3, e4=3)]))
-    texts = [candidate.text for candidate in found.candidates]
+    texts = [candidate["text"] for candidate in found.candidates]
     assert texts.count("x") == 1
     assert len(set(texts)) == len(texts)
-    assert (found.best.start, found.best.start_logit) == (4, 5.0)
+    assert (found.best["start"], found.best["start_logit"]) == (4, 5.0)
     few = next(decode_answers(encoded, [logits(encoded, 0, s6=5, e6=5)], SpanSettings(num_best=2)))
     assert len(few.candidates) <= 2
 
@@ -115,12 +115,12 @@ def test_without_a_span_the_answer_is_the_word_of_the_published_code(tokenizer):
     encoded = encode(tokenizer, "x y")
     options = SpanSettings(num_best=1)
     found = next(decode_answers(encoded, [logits(encoded, 0, s0=1, e0=1)], options))
-    assert [(c.text, c.probability, c.start_logit) for c in found.candidates] == [("empty", 1.0, 0.0)]
-    assert found.best.start is None
+    assert [(c["text"], c["probability"], c["start_logit"]) for c in found.candidates] == [("empty", 1.0, 0.0)]
+    assert found.best["start"] is None
     null = next(
         decode_answers(encoded, [logits(encoded, 0, s0=1, e0=1)], SpanSettings(num_best=1, has_unanswerable=True))
     )
-    assert [candidate.text for candidate in null.candidates] == ["empty", ""]
+    assert [candidate["text"] for candidate in null.candidates] == ["empty", ""]
     assert (null.text, null.null_odds) == ("", 2.0)
 
 
@@ -133,11 +133,11 @@ def test_the_null_score_is_the_least_of_the_windows(tokenizer):
     ]
     found = next(decode_answers(encoded, outputs, V2))
     assert found.null_odds == 3.0 - 4.0
-    assert found.text == found.best.text == "s"
-    assert [candidate.text for candidate in found.candidates].count("") == 1
+    assert found.text == found.best["text"] == "s"
+    assert [candidate["text"] for candidate in found.candidates].count("") == 1
     stricter = SpanSettings(has_unanswerable=True, null_threshold=-1.5)
     found = next(decode_answers(encoded, outputs, stricter))
-    assert (found.text, found.best.text, answer_row(found)["start"]) == ("", "s", None)
+    assert (found.text, found.best["text"], found.as_row()["start"]) == ("", "s", None)
     at_threshold = SpanSettings(has_unanswerable=True, null_threshold=-1.0)
     assert next(decode_answers(encoded, outputs, at_threshold)).text == "s"
 

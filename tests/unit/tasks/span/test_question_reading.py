@@ -1,4 +1,3 @@
-import gzip
 import json
 
 import pytest
@@ -28,16 +27,13 @@ def squad(*questions, context=CONTEXT):
 def write(tmp_path, document, name="data.json"):
     path = tmp_path / name
     content = document if isinstance(document, str) else json.dumps(document, ensure_ascii=False)
-    data = content.encode("utf-8")
-    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    path.write_bytes(content.encode("utf-8"))
     return path
 
 
-@pytest.mark.parametrize("name", ["data.json", "data.json.gz"])
-def test_squad_files_of_both_versions(tmp_path, name):
+def test_squad_files_of_both_versions(tmp_path):
     second = question(2, answers=[], is_impossible=True, plausible_answers=[{"text": "mat", "answer_start": 18}])
-    path = write(tmp_path, squad(question(), second), name)
-    read = read_questions(path)
+    read = read_questions(write(tmp_path, squad(question(), second)))
     first, second = read.examples
     assert (first.id, first.question, first.context, first.line) == ("q1", "Who sat?", CONTEXT, 1)
     assert first.answers == (Answer("cat", 4), Answer("The cat", 0))
@@ -147,12 +143,13 @@ def test_wrong_contexts_are_refused(tmp_path, context):
     [
         ("", "line 1, column 1: not valid JSON"),
         ('{"data": [\n{"title" "x"}]}', "line 2, column 10: not valid JSON"),
-        ("[]", "the file: expected a JSON object, got list"),
-        ('{"version": "1.1"}', r"the key 'data' is missing \(keys: version\)"),
-        ('{"data": {}}', "'data' is not a list but dict"),
-        ('{"data": [3]}', "article 1: expected a JSON object, got int"),
-        ('{"data": [{"title": "T"}]}', r"article 1 \(T\): the key 'paragraphs' is missing"),
-        ('{"data": [{"paragraphs": [{"context": "x"}]}]}', "article 1, paragraph 1: the key 'qas' is missing"),
+        ("3", "the file: expected SQuAD's format, an object with a list 'data', got int"),
+        ("[]", "the file: expected .* an object with a list 'data', got list"),
+        ('{"version": "1.1"}', "the file: expected .* a list 'data', got none"),
+        ('{"data": {}}', "the file: expected .* a list 'data', got dict"),
+        ('{"data": [3]}', "article 1: expected .* a list 'paragraphs', got int"),
+        ('{"data": [{"title": "T"}]}', r"article 1 \(T\): expected .* a list 'paragraphs', got none"),
+        ('{"data": [{"paragraphs": [{"context": "x"}]}]}', "article 1, paragraph 1: expected .* a list 'qas'"),
         ('{"data": []}', "no usable rows"),
         ("[" * 100_000, "nested too deeply"),
     ],
@@ -168,9 +165,6 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "latin.json").write_bytes(b'{"data": "\xe9"}')
     with pytest.raises(DataError, match="byte 11 is not UTF-8"):
         read_questions(tmp_path / "latin.json")
-    (tmp_path / "broken.json.gz").write_bytes(gzip.compress(b"{}")[:-3])
-    with pytest.raises(DataError, match="gzip stream is corrupt"):
-        read_questions(tmp_path / "broken.json.gz")
     (tmp_path / "text.txt").write_text("x")
     with pytest.raises(DataError, match="has no contexts"):
         read_questions(tmp_path / "text.txt")
@@ -178,10 +172,8 @@ def test_files_that_cannot_be_read(tmp_path):
 
 ROWS = {
     "one answer": {"answer": "cat", "answer_start": 4},
-    "lists": {"answers": ["cat", "The cat"], "answer_start": [4, 0]},
     "object of lists": {"answers": {"text": ["cat", "The cat"], "answer_start": [4, 0]}},
     "list of objects": {"answers": [{"text": "cat", "answer_start": 4}]},
-    "one start in a list": {"answer_text": "cat", "answer_start": [4]},
 }
 
 
@@ -209,12 +201,12 @@ def test_rows_of_jsonl(tmp_path, form):
             "where the context has ' ca'; the nearest occurrence is at 2",
         ),
         (
-            '{"question": "Who?", "context": "a cat", "answers": ["cat", "a"], "answer_start": [2]}',
-            "line 2: answers and starts are not lists of equal length: 2 and 1",
+            '{"question": "Who?", "context": "a cat", "answers": {"text": ["cat", "a"], "answer_start": [2]}}',
+            "line 2: answers and starts are not lists of equal length: {'text'",
         ),
         (
-            '{"question": "Who?", "context": "a cat", "answers": ["cat"]}',
-            "answers and starts are not lists of equal length: 1 and no list",
+            '{"question": "Who?", "context": "a cat", "answers": ["cat"], "answer_start": [2]}',
+            "line 2: an answer is not an object: it is str",
         ),
         (
             '{"id": "1", "question": "Who?", "context": "a cat", "answer": "cat", "answer_start": 2}',
@@ -245,14 +237,14 @@ def test_rows_of_csv(tmp_path):
     text = (
         "id,question,context,answer,answer_start,is_impossible\n"
         'a,Who?,"The cat, sat",cat,4,\n'
-        'b,Who?,The dog,"[""dog"", ""The dog""]","[4, 0]",false\n'
+        "b,Who?,The dog,dog,4,FALSE\n"
         "c,Who?,The dog,,,True\n"
         "d,Who?,The [1],[1],4,false\n"
     )
     first, second, third, fourth = read_questions(write(tmp_path, text, "data.csv")).examples
     assert first.answers == (Answer("cat", 4),)
     assert first.context == "The cat, sat"
-    assert second.answers == (Answer("dog", 4), Answer("The dog", 0))
+    assert second.answers == (Answer("dog", 4),)
     assert third.is_impossible
     assert fourth.answers == (Answer("[1]", 4),)
     assert [example.line for example in (first, second, third, fourth)] == [2, 3, 4, 5]
@@ -266,7 +258,7 @@ def test_rows_of_csv(tmp_path):
         ("a,Who?,The cat,,", "line 2: no answers"),
         ("a,Who?,The cat,cat,", "line 2: an answer has no answer_start"),
         ("a,Who?,The cat,[cat,4", "is not at its place in the context"),
-        (',Who?,The cat,"[cat","[4]"', "line 2: an answer is not at its place in the context"),
+        (',Who?,The cat,cat,"[4]"', r"line 2: answer_start is not a whole number: '\[4\]'"),
         ("a,,The cat,cat,4", "line 2: no question"),
     ],
 )

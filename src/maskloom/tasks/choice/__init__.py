@@ -1,1 +1,0 @@
-"""Multiple choice: which of several texts goes with a context (BERT paper 4.4)."""
