@@ -16,7 +16,7 @@ from tokenizers import AddedToken, normalizers, pre_tokenizers
 
 from maskloom.errors import ConfigError, amount
 from maskloom.system.files import write_json
-from maskloom.text.long_texts import LONGEST_PART, Part, parts_of
+from maskloom.text.long_texts import LONGEST_PART, parts_of
 from maskloom.text.templates import BART_TEXTS, ONE_TEXT, SequenceTemplate
 from maskloom.text.tokenizer_files import ROLES, kind_of_tokenizer, read_byte_pairs, read_unigram, read_wordpiece
 from maskloom.text.vocabulary import SURROGATE, Vocabulary
@@ -282,23 +282,15 @@ class Tokenizer(ABC):
             for found in self._library.encode_batch(texts, add_special_tokens=False)
         ]
 
-    def _parts(self, text: str) -> Iterator[Part]:
-        """Split a text that is too long for the library into parts, unless only the library knows where words end."""
-        return parts_of(text, None) if self.cuts_at_white_space else iter([Part(0, text)])
-
     def _pieces_alone(self, text: str) -> Pieces:
+        """Return the tokens of a long text, part by part, unless only the library knows where words end."""
         pieces, num_words = Pieces([], [], []), 0
-        for part in self._parts(text):
-            found, position = self._library_pieces([part.text])[0], part.position
-            if part.gaps:
-                offsets = [(part.place_in_text(start), part.place_in_text(end)) for start, end in found.offsets]
-                found, position = replace(found, offsets=offsets), 0
-            num_words = pieces.extend(found, position, num_words)
+        for position, part in parts_of(text) if self.cuts_at_white_space else [(0, text)]:
+            num_words = pieces.extend(self._pieces_of_part(part), position, num_words)
         return pieces
 
-    def _library_words(self, text: str) -> list[str]:
-        normal = self._library.normalizer.normalize_str(text)  # pyright: ignore[reportOptionalMemberAccess]
-        return [word for word, _ in self._library.pre_tokenizer.pre_tokenize_str(normal)]  # pyright: ignore[reportOptionalMemberAccess]
+    def _pieces_of_part(self, part: str) -> Pieces:
+        return self._library_pieces([part])[0]
 
     @property
     def reads_special_tokens(self) -> bool:

@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import decoders, models
 
 from maskloom.errors import ConfigError
-from maskloom.text.long_texts import Part, parts_of
+from maskloom.text.long_texts import LONGEST_PART
 from maskloom.text.normalization import is_agreed, words_with_sources
 from maskloom.text.templates import BERT_TEXTS
 from maskloom.text.tokenizer import Pieces, Tokenizer, library_of
@@ -92,8 +92,10 @@ class WordPieceTokenizer(Tokenizer):
     def _pieces_alone(self, text: str) -> Pieces:
         return super()._pieces_alone(text) if self._is_for_library(text) else self._pieces_by_rules(text)
 
-    def _parts(self, text: str) -> Iterator[Part]:
-        return parts_of(text, self._library_words)
+    def _pieces_of_part(self, part: str) -> Pieces:
+        # without a place to cut, a part may be as long as the text
+        is_long = len(part) > 2 * LONGEST_PART
+        return self._pieces_by_rules(part) if is_long and is_agreed(part) else super()._pieces_of_part(part)
 
     def _pieces_by_rules(self, text: str) -> Pieces:
         pieces = Pieces([], [], [])
