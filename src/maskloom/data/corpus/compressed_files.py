@@ -1,11 +1,9 @@
-"""Read plain, gzip and Zstandard files through one byte-stream interface."""
+"""Read plain, gzip and Zstandard files alike."""
 
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
-import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +13,6 @@ from typing import Any
 import zstandard
 
 from maskloom.errors import DataError
-from maskloom.system.foreign_files import check_regular
 
 COMPRESSIONS = (".gz", ".zst")
 _BLOCK = 1 << 20
@@ -36,52 +33,20 @@ def reading_errors(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-class _SummedFile(io.RawIOBase):
-    """A file that computes its SHA-256 as it is read; raises DataError if it grows in the meantime."""
-
-    def __init__(self, path: Path) -> None:
-        self._raw = io.FileIO(path)
-        self._size = os.fstat(self._raw.fileno()).st_size
-        self.sum = hashlib.sha256()
-        self.position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
-        size = self._raw.readinto(buffer) or 0
-        self.sum.update(memoryview(buffer)[:size])
-        self.position += size
-        if self.position > self._size:
-            raise DataError(f"{self._raw.name}: grew while being read; run again once nothing writes to it any more")
-        return size
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
-
-
-class ByteStream:
-    """A buffered reader `lines` of a decompressed file; `raw` has the file's byte `position` and SHA-256 `sum`."""
-
-    def __init__(self, path: Path) -> None:
-        """Open the file; its suffix determines the compression. Raises DataError if it is not a regular file."""
-        check_regular(path)
-        suffix = path.suffix.lower()
-        if suffix in COMPRESSIONS and not path.stat().st_size:
-            raise EOFError
-        self.raw = _SummedFile(path)
-        source: Any = self.raw
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[io.BufferedReader, io.FileIO]]:
+    """Open a file, whose suffix determines the compression: a buffered reader of the content, and the file itself."""
+    suffix = path.suffix.lower()
+    if suffix in COMPRESSIONS and not path.stat().st_size:
+        raise EOFError
+    with io.FileIO(path) as raw:
+        source: Any = raw
         if suffix == ".gz":
-            source = gzip.GzipFile(fileobj=self.raw, mode="rb")
+            source = gzip.GzipFile(fileobj=raw, mode="rb")
         elif suffix == ".zst":
-            source = _ZstandardReader(self.raw)
-        self.lines = io.BufferedReader(source, _BLOCK)
-
-    def close(self) -> None:
-        """Close the stream and the file."""
-        self.lines.close()
-        self.raw.close()
+            source = _ZstandardReader(raw)
+        with io.BufferedReader(source, _BLOCK) as content:
+            yield content, raw
 
 
 class _ZstandardReader(io.RawIOBase):

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, Literal
 
-from maskloom.data.corpus.compressed_files import COMPRESSIONS, ByteStream, reading_errors
+from maskloom.data.corpus.compressed_files import COMPRESSIONS, opened, reading_errors
 from maskloom.data.corpus.text_blocks import raw_documents, unix_line_ends
 from maskloom.errors import ConfigError, DataError, amount
 from maskloom.system.files import file_sha256
@@ -69,7 +69,7 @@ class ReadingReport:
     skipped: list[str] = field(default_factory=list)
     """Why documents were skipped; the first 20 only."""
     sums: dict[Path, str] = field(default_factory=dict)
-    """SHA-256 of each file that was read to its end, computed from the bytes as read."""
+    """SHA-256 of each file that was read to its end and did not change meanwhile."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counts and names as plain values, without the sums."""
@@ -272,26 +272,20 @@ def _documents_of_files(
     files: list[SourceFile], skips_bad_text: bool, rule: DocumentRule, report: ReadingReport, longest: int | None
 ) -> Iterator[Document]:
     finished = 0
-    for source in files:
-        path = source.path
-        reader = _Reader(path, skips_bad_text, report, longest)
+    for path in (source.path for source in files):
         check_regular(path)
         # an error of the code that takes the documents is raised there, not at a yield
         with reading_errors(path):
             before = path.stat()
-            if path.suffix.lower() == _PARQUET:
-                report.sums[path] = file_sha256(path)
-                yield from filter(None, _documents_of_table(reader))
-            else:
-                with closing(ByteStream(path)) as stream:
-                    is_text = is_plain_text(path)
-                    found = _documents_of_text(stream, reader, rule) if is_text else _rows(stream, reader)
-                    for document in filter(None, found):
-                        report.num_bytes_read = finished + stream.raw.position
-                        yield document
-                        # otherwise it would stay in memory while the next one is read
-                        del document
-                    report.sums[path] = stream.raw.sum.hexdigest()
+            reader = _Reader(path, skips_bad_text, report, longest)
+            for document, position in _documents_of_file(reader, rule):
+                if position > before.st_size:  # it might never end
+                    raise DataError(f"{path}: grew while being read; run again once nothing writes to it any more")
+                report.num_bytes_read = finished + position
+                yield document
+                # otherwise it would stay in memory while the next one is read
+                del document
+            report.sums[path] = file_sha256(path)
             now = path.stat()
         if (now.st_size, now.st_mtime_ns, now.st_ino) != (before.st_size, before.st_mtime_ns, before.st_ino):
             raise DataError(
@@ -304,14 +298,27 @@ def _documents_of_files(
         report.num_bytes_read = finished
 
 
-def _documents_of_text(stream: ByteStream, reader: _Reader, rule: DocumentRule) -> Iterator[Document | None]:
+def _documents_of_file(reader: _Reader, rule: DocumentRule) -> Iterator[tuple[Document, int]]:
+    """Yield the documents of a file, each with the number of bytes read so far."""
+    if reader.path.suffix.lower() == _PARQUET:
+        yield from ((document, 0) for document in _documents_of_table(reader) if document)
+        return
+    with opened(reader.path) as (content, raw):
+        is_text = is_plain_text(reader.path)
+        for document in _documents_of_text(content, reader, rule) if is_text else _rows(content, reader):
+            if document:
+                yield document, raw.tell()
+            del document
+
+
+def _documents_of_text(file: BufferedReader, reader: _Reader, rule: DocumentRule) -> Iterator[Document | None]:
     """Yield the documents of a .txt file; None for each that is empty or rejected."""
-    start = len(_BYTE_ORDER_MARK) if stream.lines.peek(3)[:3] == _BYTE_ORDER_MARK else 0
-    stream.lines.read(start)
+    start = len(_BYTE_ORDER_MARK) if file.peek(3)[:3] == _BYTE_ORDER_MARK else 0
+    file.read(start)
     by_line = rule == "blank-line"
     advice = "put blank lines between documents" if by_line else "split the file"
     for content, line, offset in raw_documents(
-        stream.lines.read,
+        file.read,
         ends_at_blank_lines=by_line,
         limit=reader.longest or MAX_DOCUMENT_BYTES,
         too_large=lambda line: DataError(f"{_too_large(reader.path, f'line {line}')}; {advice}"),
@@ -323,9 +330,9 @@ def _documents_of_text(stream: ByteStream, reader: _Reader, rule: DocumentRule) 
         del document
 
 
-def _rows(stream: ByteStream, reader: _Reader) -> Iterator[Document | None]:
+def _rows(file: BufferedReader, reader: _Reader) -> Iterator[Document | None]:
     """Yield the documents of a .jsonl file, the text field of each line; None for any that is empty or rejected."""
-    lines = iter(partial(stream.lines.readline, MAX_DOCUMENT_BYTES + 1), b"")
+    lines = iter(partial(file.readline, MAX_DOCUMENT_BYTES + 1), b"")
     for number, line in enumerate(lines, start=1):
         place = f"line {number}"
         line = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line

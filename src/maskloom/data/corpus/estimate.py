@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from dataclasses import dataclass
 
-from maskloom.data.corpus.compressed_files import COMPRESSIONS, ByteStream, reading_errors
+from maskloom.data.corpus.compressed_files import COMPRESSIONS, opened, reading_errors
 from maskloom.data.corpus.documents import MAX_DOCUMENT_BYTES, TEXT_FIELD, SourceFile, is_plain_text
 from maskloom.data.corpus.sentence_encoding import SentenceEncoder
 
@@ -46,11 +45,11 @@ def estimated_corpus(files: list[SourceFile], encoder: SentenceEncoder) -> Corpu
         return None
     num_read = num_text = num_sampled = num_tokens = num_sentences = 0
     for path in paths[:: -(-len(paths) // _NUM_FILES)]:
-        with reading_errors(path), closing(ByteStream(path)) as stream:
-            block = stream.lines.read(_BLOCK)
+        with reading_errors(path), opened(path) as (file, raw):
+            block = file.read(_BLOCK)
             if not is_plain_text(path):
-                block += stream.lines.readline(MAX_DOCUMENT_BYTES)  # only whole rows count
-            num_read += stream.raw.position if path.suffix.lower() in COMPRESSIONS else len(block)
+                block += file.readline(MAX_DOCUMENT_BYTES)  # only whole rows count
+            num_read += raw.tell() if path.suffix.lower() in COMPRESSIONS else len(block)
         text = block if is_plain_text(path) else _text_of_rows(block)
         num_text += len(text)
         sample = text[:_SAMPLE_BYTES].decode("utf-8", "ignore").encode("utf-8")
