@@ -26,16 +26,6 @@ LANGUAGES = {
 }  # fmt: skip
 """Languages for which the sentencex library has rules, by code."""
 
-# Languages that the library maps to one of these; it silently treats any other as English.
-_RELATED = """
-ab aeb-arab alt an anp arn arq ary arz as ast atj av avk awa ay ba bar bm bpy br bxr cbk-zam ce co crh-cyrl cs csb cv
-de-at de-ch de-formal dsb egl eml en-ca en-gb es-419 es-formal ext ff fit frc frp frr fur gcr gl gn gom-deva gsw guc hrx
-hsb ht hyw inh jut kab kbp kjp kl koi krc krl ksh kum kv lad lb lbe lez li lij ln mai mdf mg mhr mnw mrj mwl myv nah nap
-nds nds-nl nl-informal nrm oc olo os pcd pdc pdt pfl pms pnt pt-br qu qug rgn roa-tara rue sa sah scn sdc ses sg shi
-shy-latn sli smn srn stq sty szl tcy tet tt-cyrl ty tyv udm vec vls vmf vot wa wo xal zea
-zh-cn zh-hans zh-hant zh-hk zh-tw
-"""
-
 # long text is split at the first empty line after _PIECE_BYTES, or window by window if that is too far away
 _PIECE_BYTES, _WINDOW_BYTES = 1 << 18, 1 << 22
 # characters at the end of a window where a quotation that continues past it can create false sentence ends
@@ -86,13 +76,12 @@ def sentences_of_long_text(content: bytes, *, language: str = "en") -> Iterator[
 
 def check_language(language: str) -> None:
     """Raise ConfigError for a language that the library would silently split by the rules of English."""
-    if language in LANGUAGES or language in _RELATED.split():
-        return
-    raise ConfigError(
-        f"language is {language!r:.80}, which has no sentence rules. There are rules for "
-        f"{', '.join(f'{code} ({name})' for code, name in LANGUAGES.items())} and closely related languages; for any "
-        "other, choose the nearest, or put each sentence on its own line and build with sentences 'lines'"
-    )
+    if language not in LANGUAGES:
+        raise ConfigError(
+            f"language is {language!r:.80}, which has no sentence rules. There are rules for "
+            f"{', '.join(f'{code} ({name})' for code, name in LANGUAGES.items())}; for any other, choose the nearest, "
+            "or put each sentence on its own line and build with sentences 'lines'"
+        )
 
 
 def _sentences(text: str, spans: Iterable[tuple[int, int]]) -> Iterator[str]:

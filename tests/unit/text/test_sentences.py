@@ -87,12 +87,9 @@ def test_a_language_without_rules_is_refused_with_those_that_have_some(language:
         check_language(language)
 
 
-def test_every_language_that_is_offered_has_rules_of_its_own() -> None:
-    for language in ("en", "de", "pt-br", "cs", "zh", "ja"):
+def test_every_language_that_is_offered_is_accepted() -> None:
+    for language in ("en", "de", "pt", "zh", "ja"):
         check_language(language)
-    assert split_sentences("Siehe Nr. Fünf. Ja.", language="de") == split_sentences(
-        "Siehe Nr. Fünf. Ja.", language="bar"
-    )
 
 
 @given(st.text("aB .!?\n\t\"'()\x0c\x1c\x85\xa0\u3000\u00ad\u2028“”。😀é") | st.text())
