@@ -100,25 +100,11 @@ def _folded(vectors: WordVectors, most: int) -> dict[str, int]:
 
 
 def read_analogies(path: Path) -> dict[str, list[list[str]]]:
-    """Read questions of four words per line, by section, begun by `: name`; raises DataError for any other line.
-
-    Words are separated by white space. A .csv file has them in four columns, or in columns that a header names word1,
-    word2, word3 and word4 or target; the section is then in a column named type or category.
-    """
+    """Read questions of four words per line, by section, begun by `: name`; raises DataError for any other line."""
     sections: dict[str, list[list[str]]] = {}
-    name, names = path.stem, list[str]()
-    is_csv = ".csv" in map(str.lower, path.suffixes[-2:])
-    for row in read_rows(path, "csv" if is_csv else "text"):
-        fields = [*map(str, row.fields)]
-        header = [field.strip().lower() for field in fields]
-        if is_csv and not names and not sections and {"word1", "word2", "word3"} <= {*header}:
-            names = header
-            continue
-        if names and len(fields) == len(names):
-            told = dict(zip(names, fields, strict=True))
-            name = told.get("type") or told.get("category") or path.stem
-            fields = [told["word1"], told["word2"], told["word3"], told.get("word4") or told.get("target", "")]
-        line = " ".join(fields)
+    name = path.stem
+    for row in read_rows(path, "text"):
+        line = " ".join(map(str, row.fields))
         words = line.split()
         if line.startswith(":"):
             name = line[1:].strip()

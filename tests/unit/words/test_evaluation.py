@@ -88,20 +88,6 @@ def test_analogies_are_counted_by_section(tmp_path: Path) -> None:
     assert (found["questions"], found["skipped"]) == (4, 1)
     assert found["accuracy"] == pytest.approx(2 / 3)  # an answer is never one of the three words
     assert analogy_scores(VECTORS, read_analogies(path), 3)["skipped"] == 3
-    table = tmp_path / "q.CSV"
-    table.write_text(path.read_text().replace("man woman", '"man",woman').replace(" ", ",").replace(":,", ": "))
-    assert read_analogies(table) == read_analogies(path)
-    table.write_text("a,b,c\n")
-    with pytest.raises(DataError, match="line 1: expected four words, got 'a b c'"):
-        read_analogies(table)
-    table.write_text(
-        ",type,word1,word2,word3,target\n0,family,man,woman,king,queen\n1,family,man,king,woman,queen\n"
-        "2,fruit,man,king,apple,pear\n3,fruit,man,man,man,man\n"
-    )
-    assert read_analogies(table) == read_analogies(path)
-    table.write_text("word1,word2,word3,word4\nman,woman,king,\n")
-    with pytest.raises(DataError, match="line 2: expected four words, got 'man woman king '"):
-        read_analogies(table)
     path.write_text("a b c\n")
     with pytest.raises(DataError, match="line 1: expected four words"):
         read_analogies(path)
