@@ -58,7 +58,7 @@ def _num_divisible(corpus: Corpus) -> int:
 
 def lint_corpus(corpus: Corpus) -> list[Finding]:
     """Return the problems of a corpus: first errors, which ruin the run, then warnings, then infos."""
-    checks = (_documents, _short_documents, _repeated, _tokens, _long_sentences, _left_out)
+    checks = (_documents, _short_documents, _repeated, _tokens, _long_sentences)
     found = [finding for check in checks for finding in check(corpus)]
     return sorted(found, key=lambda finding: ("error", "warning", "info").index(finding.level))
 
@@ -181,29 +181,4 @@ def _long_sentences(corpus: Corpus) -> Iterator[Finding]:
             "long_sentences",
             f"{fraction:.1%} of the tokens are in sentences of more than {_LONG_SENTENCE} tokens (the longest has "
             f"{longest:,}); {advice}look for tables, code or text without punctuation",
-        )
-
-
-def _left_out(corpus: Corpus) -> Iterator[Finding]:
-    manifest = corpus.manifest
-    if skipped := manifest["num_skipped_documents"]:
-        yield Finding(
-            "warning",
-            "skipped_documents",
-            f"{amount(skipped, 'document')} skipped because of bad text, the first: {manifest['skipped_documents'][0]}",
-        )
-    if ignored := manifest["num_ignored_files"]:
-        yield Finding(
-            "info",
-            "ignored_files",
-            f"{amount(ignored, 'file')} not read, of unknown kinds or links to folders, the first: "
-            f"{manifest['ignored_files'][0]}",
-        )
-    duplicates, kept = manifest["num_duplicate_documents"], manifest["num_documents"]
-    if duplicates > kept:
-        yield Finding(
-            "warning",
-            "duplicate_documents",
-            f"{duplicates:,} documents were dropped as exact duplicates of the {kept:,} that are left; "
-            "check that the files do not hold the same text several times",
         )

@@ -46,8 +46,6 @@ def linted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lint:
             content = "\n\n".join(content) if isinstance(content, list) else content
             content = content.encode() if isinstance(content, str) else content
             (tmp_path / "texts" / f"{number}.txt").write_bytes(content)
-        if "ignored" in options:
-            (tmp_path / "texts" / options.pop("ignored")).write_text("x")
         tokenizer = options.pop("tokenizer", WordPieceTokenizer(VOCABULARY))
         settings = CorpusSettings(**{"sentences": "lines", **options})
         build_corpus(tmp_path / "texts", tokenizer=tokenizer, out=tmp_path / "out", settings=settings)
@@ -202,14 +200,3 @@ def test_long_sentences(linted: Lint, sentences: str) -> None:
     assert "more than 512 tokens (the longest has 601)" in message
     assert ("build with --sentences split, and look for" in message) is (sentences == "lines")
     assert message.endswith("look for tables, code or text without punctuation")
-
-
-def test_what_was_left_out_is_told(linted: Lint) -> None:
-    text = documents(60)
-    found = linted(text, [*text, "x"], [*text, "y z\nx"], b"bad \xff", on_bad_text="skip", ignored="picture.png")
-    levels = {"skipped_documents": "warning", "duplicate_documents": "warning", "ignored_files": "info"}
-    assert {code: finding.level for code, finding in found.items()} == levels
-    assert "1 document skipped because of bad text, the first: " in found["skipped_documents"].message
-    assert "3.txt, document at line 1: byte 5" in found["skipped_documents"].message
-    assert found["duplicate_documents"].message.startswith("120 documents were dropped")
-    assert "picture.png" in found["ignored_files"].message
