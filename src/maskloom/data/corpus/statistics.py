@@ -14,10 +14,6 @@ from maskloom.data.counter_random import mixed
 _PERCENTILES = (5, 25, 50, 75, 95, 99)
 _BLOCK = 1 << 20
 _NUM_FREQUENT = 20
-_LENGTHS = (128, 512)
-_NUM_SPECIAL = 3
-# Half of the instances return about half of their tokens to the next.
-_SHARE_CONSUMED = 0.75
 _MAX_KEPT = 1 << 22
 
 
@@ -25,11 +21,10 @@ def corpus_statistics(corpus: Corpus) -> dict[str, Any]:
     """Return counts, lengths, unknown-token rate, unigram entropy, frequent tokens and sizes of a corpus.
 
     Lengths are in tokens unless the name says otherwise; `unigram_entropy` is in nats per token: the loss of a model
-    that knows only how frequent each token is. `estimated_instances_per_epoch` is an estimate for next-sentence
-    prediction at two sequence lengths. Memory use does not grow with the corpus, except for 8 bytes per document.
+    that knows only how frequent each token is. Memory use does not grow with the corpus, except for 8 bytes per
+    document.
     """
     counts = token_counts(corpus)
-    document_tokens = document_lengths(corpus)
     sentence_lengths = corpus.sentence_lengths
     length_counts = np.zeros(int(sentence_lengths.max()) + 1, dtype=np.int64)
     for block in sentence_blocks(corpus):
@@ -41,7 +36,7 @@ def corpus_statistics(corpus: Corpus) -> dict[str, Any]:
         "num_documents": corpus.num_documents,
         "num_sentences": corpus.num_sentences,
         "num_tokens": corpus.num_tokens,
-        "tokens_per_document": _described(np.bincount(document_tokens)),
+        "tokens_per_document": _described(np.bincount(document_lengths(corpus))),
         "sentences_per_document": _described(np.bincount(np.diff(corpus.document_offsets))),
         "tokens_per_sentence": _described(length_counts),
         "unknown_rate": num_unknown(counts, corpus) / corpus.num_tokens,
@@ -49,9 +44,6 @@ def corpus_statistics(corpus: Corpus) -> dict[str, Any]:
         "num_distinct_tokens": int((counts > 0).sum()),
         "vocabulary_size": len(tokens),
         "most_frequent_tokens": {tokens[index]: int(counts[index]) for index in order.tolist() if counts[index]},
-        "estimated_instances_per_epoch": {
-            str(length): estimated_instances(document_tokens, length) for length in _LENGTHS
-        },
         "num_bytes": sum(entry["num_bytes"] for entry in corpus.manifest["files"].values()),
         "num_shards": len(corpus.manifest["shards"]),
         "num_duplicate_documents": corpus.manifest["num_duplicate_documents"],
@@ -84,12 +76,6 @@ def unigram_entropy(counts: np.ndarray) -> float:
 def document_lengths(corpus: Corpus) -> np.ndarray:
     """Return (documents,) int64: the number of tokens in each document."""
     return np.diff(corpus.sentence_offsets[corpus.document_offsets])
-
-
-def estimated_instances(document_tokens: np.ndarray, max_length: int) -> int:
-    """Estimate the number of instances per epoch; each of `document_tokens` (documents,) gives at least one."""
-    consumed = _SHARE_CONSUMED * (max_length - _NUM_SPECIAL)
-    return int(np.maximum(1, np.ceil(document_tokens / consumed)).sum())
 
 
 def sentence_blocks(corpus: Corpus) -> Iterator[slice]:

@@ -9,8 +9,7 @@ import pytest
 from maskloom.data.corpus import statistics as statistics
 from maskloom.data.corpus.building import CorpusSettings, build_corpus
 from maskloom.data.corpus.opening import Corpus
-from maskloom.data.corpus.statistics import corpus_statistics, estimated_instances, repeated_sentences, unigram_entropy
-from maskloom.data.settings import PretrainingData
+from maskloom.data.corpus.statistics import corpus_statistics, repeated_sentences, unigram_entropy
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
@@ -55,8 +54,6 @@ def test_figures_are_those_counted_by_hand(corpus: Corpus, block: int, monkeypat
     assert documents["mean"] == pytest.approx(10 / 3)
     sentences = found["sentences_per_document"]  # 1, 1, 2
     assert (sentences["min"], sentences["p50"], sentences["max"]) == (1, 1, 2)
-    # every document yields at least one instance
-    assert found["estimated_instances_per_epoch"] == {"128": 3, "512": 3}
     files = [path for path in corpus.folder.rglob("*") if path.is_file() and path.name != "manifest.json"]
     assert found["num_bytes"] == sum(path.stat().st_size for path in files)
 
@@ -64,24 +61,6 @@ def test_figures_are_those_counted_by_hand(corpus: Corpus, block: int, monkeypat
 def test_entropy_of_known_distributions() -> None:
     assert unigram_entropy(np.array([0, 7, 0])) == 0
     assert unigram_entropy(np.array([2, 2, 0, 2, 2])) == pytest.approx(math.log(4))
-
-
-def test_instances_are_estimated_near_what_is_drawn(tmp_path: Path) -> None:
-    from maskloom.data.streams.sentence_pairs import SentencePairs
-
-    rng = np.random.default_rng(0)
-
-    def sentence() -> str:
-        return " ".join("abc"[index] for index in rng.integers(0, 3, rng.integers(4, 30)))
-
-    documents = ["\n".join(sentence() for _ in range(rng.integers(5, 60))) for _ in range(60)]
-    (tmp_path / "a.txt").write_text("\n\n".join(documents))
-    build_corpus(
-        tmp_path / "a.txt", tokenizer=TOKENIZER, out=tmp_path / "out", settings=CorpusSettings(sentences="lines")
-    )
-    corpus = Corpus.open(tmp_path / "out")
-    drawn = sum(map(len, SentencePairs(corpus, None, PretrainingData(), seed=0).epoch(0)))
-    assert 0.8 < estimated_instances(statistics.document_lengths(corpus), 128) / drawn < 1.25
 
 
 @pytest.mark.parametrize("block", [1 << 20, 1, 3])
