@@ -174,25 +174,20 @@ def _rows_of_text(path: Path, content: mmap.mmap, place: int, matrix: np.ndarray
     num_words, size = matrix.shape
     content.seek(place)
     for row in range(num_words):
-        line, number = content.readline(), row + 2
+        line, where = content.readline(), f"{path}: line {row + 2:,}"
         fields = line.rstrip().split(b" ")
-        if not line.strip():
-            is_end = not content[content.tell() :].strip()
-            told = f"truncated after {amount(row, 'word')}" if is_end else f"line {number:,}: is blank"
-            raise DataError(f"{path}: {told}")
+        if not line:
+            raise DataError(f"{path}: truncated after {amount(row, 'word')}")
         if not line.endswith(b"\n"):  # the number at its end may lack digits
-            raise DataError(f"{path}: line {number:,}: truncated: it ends without a line break; add one if it is whole")
+            raise DataError(f"{where}: truncated: it ends without a line break; add one if it is whole")
         if len(fields) != size + 1:
-            raise DataError(f"{path}: line {number:,}: {len(fields) - 1} numbers instead of {size}")
+            raise DataError(f"{where}: {len(fields) - 1} numbers instead of {size}")
         try:
             with np.errstate(over="ignore"):
                 matrix[row] = np.array(list(map(float, fields[1:])), np.float32)
         except ValueError:
             wrong = next(field for field in fields[1:] if not _is_number(field)).decode("utf-8", "replace")
-            raise DataError(f"{path}: line {number:,}: {wrong!r:.80} is not a number") from None
-        if not (is_finite := np.isfinite(matrix[row])).all():
-            wrong = fields[1 + int(is_finite.argmin())].decode("utf-8", "replace")
-            raise DataError(f"{path}: line {number:,}: {wrong!r:.80} is not a finite number of 32 bits")
+            raise DataError(f"{where}: {wrong!r:.80} is not a number") from None
         yield _word(path, fields[0], row)
     if content.read().strip():
         raise DataError(f"{path}: has data after the last word, on line {num_words + 1:,}")
