@@ -23,15 +23,10 @@ Counter = int | np.integer | np.ndarray
 
 def words(seed: int, *counters: Counter) -> np.ndarray:
     """Return 64-bit random words (uint64) for a seed and counters, which broadcast against each other."""
-    state: int | np.ndarray = _mixed_int(int(seed) & _WORD)
+    state = mixed(_as_words(seed))  # not a scalar: numpy wraps arrays silently but warns about scalars
     for counter in counters:
-        if isinstance(state, int) and (isinstance(counter, (int, np.integer)) or counter.ndim == 0):
-            state = _mixed_int((state + (int(counter) + 1) * _GAMMA) & _WORD)
-            continue
-        step = _as_words(counter)
-        # At least one operand is a true array here: numpy wraps arrays silently but warns about scalars.
-        state = mixed((step + np.uint64(1)) * np.uint64(_GAMMA) + _as_words(state))
-    return np.asarray(state, dtype=np.uint64)
+        state = mixed((_as_words(counter) + np.uint64(1)) * np.uint64(_GAMMA) + state)
+    return state.reshape(np.broadcast_shapes(*map(np.shape, counters)))
 
 
 def uniform(seed: int, *counters: Counter) -> np.ndarray:
@@ -116,9 +111,3 @@ def mixed(values: np.ndarray) -> np.ndarray:
     values *= np.uint64(_FACTOR_2)
     values ^= values >> np.uint64(31)
     return values
-
-
-def _mixed_int(value: int) -> int:
-    value = ((value ^ (value >> 30)) * _FACTOR_1) & _WORD
-    value = ((value ^ (value >> 27)) * _FACTOR_2) & _WORD
-    return value ^ (value >> 31)

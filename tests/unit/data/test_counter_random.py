@@ -7,11 +7,10 @@ from maskloom.data.counter_random import Permutation, integers, uniform, words
 
 def test_words_follow_splitmix64() -> None:
     """The first outputs of the published generator from state 0, obtained here by adding the constant by hand."""
-    from maskloom.data.counter_random import _GAMMA, _mixed_int, mixed
+    from maskloom.data.counter_random import _GAMMA, mixed
 
-    assert _mixed_int(_GAMMA) == 0xE220A8397B1DCDAF
-    assert _mixed_int(2 * _GAMMA & (2**64 - 1)) == 0x6E789E6AA1B965F4
-    assert int(mixed(np.array([_GAMMA], dtype=np.uint64))[0]) == 0xE220A8397B1DCDAF
+    states = np.array([_GAMMA, 2 * _GAMMA & (2**64 - 1)], dtype=np.uint64)
+    assert mixed(states).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
 
 
 def test_scalars_and_arrays_give_the_same_draws() -> None:
