@@ -11,7 +11,7 @@ import numpy as np
 
 from maskloom.data.corpus import words
 from maskloom.data.corpus.words import RaggedIds, WordSpans, WordTable
-from maskloom.text.sentences import sentences_of_long_text, split_sentences
+from maskloom.text.sentences import sentences_of_long_text
 from maskloom.text.tokenizer import Tokenizer
 
 SentenceRule = Literal["split", "lines"]
@@ -77,37 +77,37 @@ class SentenceEncoder:
 
         Each document is removed from the list before it is encoded, so that memory use falls as ids are produced.
         """
+        num_tokens = num_sentences = 0  # of the unfinished sentence, and of the unfinished document
+        for content, num_lines in self._blocks(documents):
+            ids, lengths = self._encode_lines(content)
+            lengths[0] += num_tokens
+            lengths, unfinished = np.split(lengths, [sum(num_lines)])
+            owners = np.repeat(np.arange(len(num_lines)), num_lines)
+            counts = np.bincount(owners[lengths > 0], minlength=len(num_lines))
+            counts[0] += num_sentences
+            num_tokens, num_sentences, counts = int(unfinished.sum()), int(counts[-1]), counts[:-1]
+            yield EncodedDocuments(
+                tokens=ids.tobytes(),
+                sentence_lengths=lengths[lengths > 0].astype("<i4"),
+                document_lengths=counts[counts > 0].astype("<i4"),
+                num_empty_sentences=int((lengths == 0).sum()),
+                num_empty_documents=int((counts == 0).sum()),
+            )
+
+    def _blocks(self, documents: list[bytes]) -> Iterator[tuple[bytes, list[int]]]:
+        """Yield blocks of lines, with the number of complete lines in each document, the last of which goes on."""
         documents.reverse()
+        pieces, size, num_lines = list[bytes](), 0, [0]
         while documents:
-            if len(documents[-1]) > _BLOCK_BYTES:
-                yield from self._parts_of_document(documents.pop())
-                continue
-            block: list[bytes] = []
-            size = 0
-            while documents and size <= _BLOCK_BYTES >= len(documents[-1]):
-                block.append(documents.pop())
-                size += len(block[-1])
-            yield self._encode_block(block)
-
-    def _encode_block(self, documents: list[bytes]) -> EncodedDocuments:
-        content, num_lines = self._lines(documents)
-        encoded, lengths = self._encode_lines(content)
-        # without any sentences, one line is left over
-        lengths = lengths[: int(num_lines.sum())]
-        owners = np.repeat(np.arange(len(documents)), num_lines)
-        return _encoded(encoded, lengths, np.bincount(owners[lengths > 0], minlength=len(documents)))
-
-    def _parts_of_document(self, document: bytes) -> Iterator[EncodedDocuments]:
-        """Encode one document piece by piece; the last part has its number of sentences."""
-        num_sentences = num_open = 0
-        for piece, ends_line in self._pieces_of_document(document):
-            encoded, lengths = self._encode_lines(piece)
-            lengths[0] += num_open
-            num_open = 0 if ends_line else int(lengths[-1])
-            lengths = lengths if ends_line else lengths[:-1]
-            num_sentences += np.count_nonzero(lengths)
-            yield _encoded(encoded, lengths, np.zeros(0, np.int64))
-        yield _encoded(np.zeros(0, self.type), np.zeros(0, np.int64), np.array([num_sentences]))
+            for piece, ends_line in self._pieces_of_document(documents.pop()):
+                pieces.append(piece)
+                size += len(piece)
+                num_lines[-1] += piece.count(b"\n") + ends_line
+                if size > _BLOCK_BYTES or not ends_line:
+                    yield b"\n".join(pieces), num_lines
+                    pieces, size, num_lines = [], 0, [0]
+            num_lines.append(0)
+        yield b"\n".join(pieces), num_lines
 
     def _pieces_of_document(self, document: bytes) -> Iterator[tuple[bytes, bool]]:
         """Yield the lines of a document, several at a time, with whether the last of them is complete."""
@@ -135,20 +135,8 @@ class SentenceEncoder:
         line_ends = np.append(np.flatnonzero(np.frombuffer(content, np.uint8) == _LINE_END), len(content))
         return encoded.flat, np.diff(encoded.edges[np.searchsorted(spans.starts, line_ends)], prepend=0)
 
-    def _lines(self, documents: list[bytes]) -> tuple[bytes, np.ndarray]:
-        """Return all sentences, one per line, and (documents,) int64, the number of lines in each document.
-
-        All lines of a document but the first begin with a blank, for pieces that include it.
-        """
-        if not self._finds_sentences:
-            num_lines = (document.count(b"\n") + 1 for document in documents)
-            return b"\n".join(map(self._lines_apart, documents)), np.fromiter(num_lines, np.int64, len(documents))
-        texts = (document.decode("utf-8", "surrogatepass") for document in documents)
-        found = [split_sentences(text, language=self._language) for text in texts]
-        lines = "\n".join("\n ".join(sentences) for sentences in found if sentences)
-        return lines.encode("utf-8", "surrogatepass"), np.fromiter(map(len, found), np.int64, len(documents))
-
     def _lines_apart(self, document: bytes) -> bytes:
+        """Begin all lines of a document but the first with a blank, for pieces that include it."""
         if not self._keeps_blanks:
             return document
         text = document.lstrip(b" \t\r\n")
@@ -198,17 +186,6 @@ class SentenceEncoder:
             plain = map(str.lower, plain)
         both = self._tokenizer.word_ids(plain), iter(self._tokenizer.token_ids_batch(odd))
         return RaggedIds.of_lists([next(both[of_odd]) for of_odd in is_odd], self.type)
-
-
-def _encoded(ids: np.ndarray, lengths: np.ndarray, counts: np.ndarray) -> EncodedDocuments:
-    """Return ids as sentences of some lengths and documents of some counts of sentences; leaves out the empty ones."""
-    return EncodedDocuments(
-        tokens=ids.tobytes(),
-        sentence_lengths=lengths[lengths > 0].astype("<i4"),
-        document_lengths=counts[counts > 0].astype("<i4"),
-        num_empty_sentences=int((lengths == 0).sum()),
-        num_empty_documents=int((counts == 0).sum()),
-    )
 
 
 def _pieces(content: bytes, cuts: re.Pattern[bytes]) -> Iterator[tuple[bytes, bool]]:
