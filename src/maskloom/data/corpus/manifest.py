@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -25,6 +24,7 @@ _NUM_NAMED = 10
 # the manifest has a line for each source file and shard
 _MAX_MANIFEST_BYTES = 1 << 28
 _TOKEN_BYTES = {"<u2": 2, "<u4": 4}
+_LEFT_OUT = ("num_skipped_documents", "num_ignored_files", "num_duplicate_documents", "num_empty_documents")
 
 
 def shard_name(number: int) -> str:
@@ -58,9 +58,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         why = f"no {MANIFEST}, so it is not a corpus; `maskloom corpus build` makes one"
         if (folder / SHARD_FOLDER).is_dir():
             why = "the corpus is unfinished; run the same build again to continue where it stopped"
-        if folder.is_file():
-            command = f"maskloom corpus build {shlex.quote(str(folder))} --out DIR"
-            why = f"is a file, but a corpus is a folder; `{command}` makes one from text"
         raise DataError(f"{folder}: {why if folder.exists() else 'no such folder'}")
     try:
         content = read_json(path, limit=_MAX_MANIFEST_BYTES)
@@ -116,18 +113,12 @@ def _is_sound(content: dict[str, Any]) -> bool:
     """Return whether everything that readers rely on is present; missing or ill-typed values may raise instead."""
     files, shards = content["files"], content["shards"]
     names = [PurePosixPath(name) for name in files]
-    counts = [content[name] for name in ("num_documents", "num_sentences", "num_tokens")]
+    counts = [content[name] for name in ("num_documents", "num_sentences", "num_tokens", *_LEFT_OUT)]
     counts += [shard["num_tokens"] for shard in shards] + [entry["num_bytes"] for entry in files.values()]
-    left_out = {"num_skipped_documents": "skipped_documents", "num_ignored_files": "ignored_files"}
-    counts += [content[name] for name in (*left_out, "num_duplicate_documents", "num_empty_documents")]
     width = _TOKEN_BYTES[content["token_type"]]
     return (
         all(type(count) is int and count >= 0 for count in counts)
         and min(counts[:3]) > 0
-        and all(
-            isinstance(content[named], list) and bool(content[named]) >= bool(content[count])
-            for count, named in left_out.items()
-        )
         and all(isinstance(source["name"], str) for source in content["sources"])
         and all(isinstance(entry["sha256"], str) for entry in files.values())
         and isinstance(content["settings"]["vocabulary_sha256"], str)

@@ -237,10 +237,9 @@ def test_a_foreign_manifest_is_refused(tmp_path: Path, content: str) -> None:
 
 
 def test_a_text_file_gets_the_command_that_makes_a_corpus_of_it(tmp_path: Path) -> None:
-    text = tmp_path / "my text.txt"
-    text.touch()
-    with pytest.raises(DataError, match=f"`maskloom corpus build '{text}' --out DIR` makes one from text"):
-        Corpus.open(text)
+    (tmp_path / "text.txt").touch()
+    with pytest.raises(DataError, match=r"text\.txt: .* is not a corpus; `maskloom corpus build` makes one"):
+        Corpus.open(tmp_path / "text.txt")
 
 
 def test_folders_without_a_manifest_say_what_they_are(copied: Path, tmp_path: Path) -> None:
