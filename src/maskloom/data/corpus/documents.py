@@ -388,34 +388,26 @@ def _documents_of_table(reader: _Reader) -> Iterator[Document | None]:
         raise ConfigError(
             f"{path}: reading .parquet needs pyarrow; install it with: pip install 'maskloom[parquet]'"
         ) from None
-    # names and numbers of a damaged file can also fail to convert to Python objects
-    damage = (pa.ArrowException, OSError, ValueError, OverflowError)
+    row = 0
     try:
-        file = pq.ParquetFile(path)
-        schema = {name: file.schema_arrow.field(name).type for name in set(file.schema_arrow.names)}
-    except (*damage, KeyError) as error:
-        raise DataError(f"{path}: not a valid Parquet file: {error}") from None
-    with file:
-        if column not in schema:
-            held = ", ".join(sorted(name[:40] for name in schema)[:12])
-            raise DataError(f"{path}: no column {column!r}; the file has {held or 'none'}")
-        kind = schema[column]
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
-            raise DataError(f"{path}: column {column!r} must hold strings, not {kind}")
-        batches = file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[column])
-        row = 0
-        while True:
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            except damage as error:
-                raise DataError(f"{path}, after row {row}: the Parquet file is damaged: {error}") from None
-            for content in batch.column(0).cast(pa.large_binary()).to_pylist():
-                row += 1
-                if content is None:
-                    raise DataError(f"{path}, row {row}: column {column!r} has no value")
-                if len(content) > MAX_DOCUMENT_BYTES:
-                    raise DataError(_too_large(path, f"row {row}"))
-                yield reader.document(content, row, f"row {row}")
+        with pq.ParquetFile(path) as file:
+            if column not in (names := file.schema_arrow.names):
+                held = ", ".join(sorted(name[:40] for name in names)[:12])
+                raise DataError(f"{path}: no column {column!r}; the file has {held or 'none'}")
+            kind = file.schema_arrow.field(column).type
+            kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+            if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+                raise DataError(f"{path}: column {column!r} must hold strings, not {kind}")
+            for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[column]):
+                for content in batch.column(0).cast(pa.large_binary()).to_pylist():
+                    row += 1
+                    if content is None:
+                        raise DataError(f"{path}, row {row}: column {column!r} has no value")
+                    if len(content) > MAX_DOCUMENT_BYTES:
+                        raise DataError(_too_large(path, f"row {row}"))
+                    yield reader.document(content, row, f"row {row}")
+    except DataError:
+        raise
+    # names and numbers of a damaged file can also fail to convert to Python objects
+    except (pa.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
+        raise DataError(f"{path}, after row {row}: not a valid Parquet file: {error}") from None

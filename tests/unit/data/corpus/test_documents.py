@@ -300,7 +300,7 @@ def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(documents, "ByteStream", refuse)
+    monkeypatch.setattr(documents, "opened", refuse)
     with pytest.raises(DataError, match=r"a\.txt: cannot be read: Permission denied"):
         texts(write(tmp_path / "a.txt", "x"))
 
