@@ -19,7 +19,7 @@ from maskloom.data.corpus.compressed_files import COMPRESSIONS, opened, reading_
 from maskloom.data.corpus.text_blocks import raw_documents, unix_line_ends
 from maskloom.errors import ConfigError, DataError, amount
 from maskloom.system.files import file_sha256
-from maskloom.system.foreign_files import check_name, check_regular, shown_name
+from maskloom.system.foreign_files import check_name, check_regular, file_inside, shown_name
 
 MAX_DOCUMENT_BYTES = 1 << 26
 """64 MiB of UTF-8: about ten times the longest novel."""
@@ -159,33 +159,21 @@ def _files_of_folder(folder: Path, report: ReadingReport) -> list[SourceFile]:
     # a linked folder could lead back here, so it is listed but never entered
     inside = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
     found: list[SourceFile] = []
-    home = folder.resolve()
     for path in sorted(inside, key=lambda path: path.relative_to(folder).parts):
-        is_read_elsewhere = path.is_symlink() and _is_known(_target(path, home))
+        name, is_read_elsewhere = path.relative_to(folder).as_posix(), False
+        if path.is_symlink() and not path.is_dir():
+            check_name(path)
+            file_inside(folder, name)  # raises if it leads out of the folder
+            is_read_elsewhere = _is_known(path.resolve())
         if path.is_dir() or not _is_known(path) or is_read_elsewhere:
             report.ignored_files.append(shown_name(str(path)))
             continue
         check_name(path)
         check_regular(path)
-        found.append(SourceFile(path, path.relative_to(folder).as_posix()))
+        found.append(SourceFile(path, name))
     if not found:
         raise DataError(f"{folder}: the folder contains no files that can be read; {_KNOWN_KINDS} can be")
     return found
-
-
-def _target(path: Path, home: Path) -> Path:
-    """Return the target of a link in a folder of text; raises DataError if it is missing or outside the folder."""
-    place = shown_name(str(path))
-    try:
-        target = path.resolve(strict=True)
-    except (OSError, RuntimeError):
-        raise DataError(f"{place}: a broken link; remove it") from None
-    if not target.is_relative_to(home):
-        raise DataError(
-            f"{place}: a link to {shown_name(str(target))}, outside the folder; give that path itself as text, or "
-            "replace the link with a copy"
-        )
-    return target
 
 
 def _decoded(content: bytes) -> Iterator[str]:

@@ -111,14 +111,13 @@ def test_links_out_of_a_folder_or_to_nothing_are_refused(tmp_path: Path) -> None
     outside = write(tmp_path / "outside" / "b.txt", "b")
     write(tmp_path / "in" / "a.txt", "a")
     link = tmp_path / "in" / "link.txt"
-    for target in (outside, outside.parent):
+    for target, why in (
+        (outside, "is a link to .*outside.*, outside the folder"),
+        (tmp_path / "absent.txt", "cannot be read: No such file"),
+        (link, "cannot be read: Too many levels of symbolic links"),
+    ):
         link.symlink_to(target)
-        with pytest.raises(DataError, match=r"link\.txt: a link to .*outside.*, outside the folder"):
-            source_files(tmp_path / "in")
-        link.unlink()
-    for target in (tmp_path / "absent.txt", link):
-        link.symlink_to(target)
-        with pytest.raises(DataError, match=r"link\.txt: a broken link"):
+        with pytest.raises(DataError, match=rf"link\.txt: {why}"):
             source_files(tmp_path / "in")
         link.unlink()
 
