@@ -23,7 +23,7 @@ from maskloom.data.corpus.documents import (
 )
 from maskloom.data.corpus.estimate import estimated_corpus
 from maskloom.data.corpus.manifest import describe_file
-from maskloom.errors import ConfigError, DataError, amount
+from maskloom.errors import ConfigError, DataError
 from maskloom.system.fault_points import fault_point
 from maskloom.system.files import naming_disk, replacing_folder, write_json
 from maskloom.system.folder_lock import alone_in_folder
@@ -118,13 +118,9 @@ def _look_at(
     check_rule(files, settings.documents)
     if say is None or (found := estimated_corpus(files, settings.encoder(tokenizer))) is None:
         return
-    others = " (.parquet not counted)" if found.num_files < len(files) else ""
-    size, of_text = _size(found.num_file_bytes), _size(found.num_text_bytes)
-    say(f"text: {amount(found.num_files, 'file')}, {size}, about {of_text} of text{others}")
-    say(
-        f"corpus: about {found.num_tokens:,} tokens in {found.num_sentences:,} sentences, {_size(found.num_bytes)} at "
-        f"{found.token_bytes} bytes per token, 12 per sentence and 8 per document"
-    )
+    others = ", without the .parquet files" if any(file.path.suffix.lower() == ".parquet" for file in files) else ""
+    size = f"{found.num_tokens:,} tokens in {found.num_sentences:,} sentences, {_size(found.num_bytes)}"
+    say(f"corpus: about {size}{others}")
     place = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
     free = shutil.disk_usage(place).free
     if free < found.num_bytes:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 from maskloom.data.corpus.compressed_files import COMPRESSIONS, opened, reading_errors
 from maskloom.data.corpus.documents import MAX_DOCUMENT_BYTES, TEXT_FIELD, SourceFile, is_plain_text
@@ -16,21 +18,12 @@ _SAMPLE_BYTES = 1 << 16
 _BYTES_OF_SENTENCE = 12
 
 
-@dataclass(frozen=True)
-class CorpusEstimate:
-    """The size of the input files, and the estimated size of the corpus."""
+class CorpusEstimate(NamedTuple):
+    """The estimated size of a corpus, in bytes on disk."""
 
-    num_files: int
-    num_file_bytes: int
-    num_text_bytes: int
     num_tokens: int
     num_sentences: int
-    token_bytes: int
-
-    @property
-    def num_bytes(self) -> int:
-        """The size of the corpus on disk."""
-        return self.num_tokens * self.token_bytes + self.num_sentences * _BYTES_OF_SENTENCE
+    num_bytes: int
 
 
 def estimated_corpus(files: list[SourceFile], encoder: SentenceEncoder) -> CorpusEstimate | None:
@@ -43,7 +36,7 @@ def estimated_corpus(files: list[SourceFile], encoder: SentenceEncoder) -> Corpu
     paths = [path for path, size in sizes.items() if size]
     if not paths:
         return None
-    num_read = num_text = num_sampled = num_tokens = num_sentences = 0
+    num_read, num_text, samples = 0, 0, list[bytes]()
     for path in paths[:: -(-len(paths) // _NUM_FILES)]:
         with reading_errors(path), opened(path) as (file, raw):
             block = file.read(_BLOCK)
@@ -52,21 +45,12 @@ def estimated_corpus(files: list[SourceFile], encoder: SentenceEncoder) -> Corpu
             num_read += raw.tell() if path.suffix.lower() in COMPRESSIONS else len(block)
         text = block if is_plain_text(path) else _text_of_rows(block)
         num_text += len(text)
-        sample = text[:_SAMPLE_BYTES].decode("utf-8", "ignore").encode("utf-8")
-        num_sampled += len(sample)
-        for part in encoder.parts([sample]):
-            num_tokens += int(part.sentence_lengths.sum())
-            num_sentences += len(part.sentence_lengths)
-    num_text_bytes = sum(sizes.values()) * num_text / num_read
-    fraction = num_text_bytes / max(1, num_sampled)
-    return CorpusEstimate(
-        num_files=len(sizes),
-        num_file_bytes=sum(sizes.values()),
-        num_text_bytes=round(num_text_bytes),
-        num_tokens=round(num_tokens * fraction),
-        num_sentences=round(num_sentences * fraction),
-        token_bytes=encoder.type.itemsize,
-    )
+        samples.append(text[:_SAMPLE_BYTES].decode("utf-8", "ignore").encode("utf-8"))
+    scale = sum(sizes.values()) * num_text / num_read / max(1, sum(map(len, samples)))
+    lengths = np.concatenate([part.sentence_lengths for part in encoder.parts(samples)])
+    num_tokens, num_sentences = round(int(lengths.sum()) * scale), round(len(lengths) * scale)
+    num_bytes = num_tokens * encoder.type.itemsize + num_sentences * _BYTES_OF_SENTENCE
+    return CorpusEstimate(num_tokens, num_sentences, num_bytes)
 
 
 def _text_of_rows(block: bytes) -> bytes:
