@@ -26,6 +26,8 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST_FACTOR, _SECOND_FACTOR = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _27, _30, _31, _32 = (np.uint64(bits) for bits in (27, 30, 31, 32))
 _LOW = np.uint64(0xFFFFFFFF)
+# The counts along a path in a Huffman tree grow like Fibonacci's numbers, and are below 2**63.
+_LONGEST_PATH = 91
 # How many words ahead of its turn the rows of a word are prefetched.
 _LEAD = 3
 
@@ -73,7 +75,7 @@ def train_block(
     source = context if options.is_cbow else vectors
     keep, noise, starts, nodes, sigmoid = tables
     ahead = np.zeros(options.negative, np.int64)
-    targets = np.zeros(max(options.negative + 1, _longest(starts)), np.int64)
+    targets = np.zeros(max(options.negative + 1, _LONGEST_PATH), np.int64)
     scores = np.zeros(outputs.shape[0] if options.loss == SOFTMAX else 0, vectors.dtype)
     sentence = np.empty(MAX_SENTENCE, np.int64)
     state = _draw_noise(noise, ahead, outputs, seed)
@@ -184,13 +186,6 @@ def _path(word: int, starts: np.ndarray, nodes: np.ndarray, targets: np.ndarray)
     return number
 
 
-def _longest(starts: np.ndarray) -> int:
-    longest = 0
-    for word in range(starts.shape[0] - 1):
-        longest = max(longest, starts[word + 1] - starts[word])
-    return longest
-
-
 def _binary(
     source: np.ndarray, row: int, outputs: np.ndarray, target: int, sigmoid: np.ndarray, error: np.ndarray, rate: Any
 ) -> float:
@@ -298,7 +293,7 @@ def compiled() -> Callable[..., tuple[float, int]]:
     options: Any = {"fastmath": {"reassoc", "contract", "nsz", "arcp"}, "error_model": "numpy"}
     overload(_prefetch)(lambda array, row: lambda array, row: prefetch(array, row))  # pyright: ignore[reportCallIssue]
     # inlined, because a call takes as long as the work of some of these
-    parts = (_mixed, _draw_noise, _read_sentence, _gather, _spread, _with_noise, _path, _longest, _binary, _softmax)
+    parts = (_mixed, _draw_noise, _read_sentence, _gather, _spread, _with_noise, _path, _binary, _softmax)
     for part in parts:
         register_jitable(forceinline=True, **options)(part)
     try:
