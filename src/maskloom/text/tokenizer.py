@@ -16,7 +16,6 @@ from tokenizers import AddedToken, normalizers, pre_tokenizers
 
 from maskloom.errors import ConfigError, amount
 from maskloom.system.files import write_json
-from maskloom.text.long_texts import LONGEST_PART, parts_of
 from maskloom.text.templates import BART_TEXTS, ONE_TEXT, SequenceTemplate
 from maskloom.text.tokenizer_files import ROLES, kind_of_tokenizer, read_byte_pairs, read_unigram, read_wordpiece
 from maskloom.text.vocabulary import SURROGATE, Vocabulary
@@ -24,6 +23,10 @@ from maskloom.text.vocabulary import SURROGATE, Vocabulary
 TOKEN_FILES = ("vocab.txt", "vocab.json", "tokenizer.json")
 """A folder with a tokenizer has at least one of these files."""
 TARGETS = "targets"
+LONGEST_PART = 16_384
+"""In characters; longer text is split where possible: the library needs hundreds of bytes per character."""
+# White space, punctuation and Chinese characters, which end a word, so that a text may be cut before them.
+_WORD_ENDS = re.compile("[ \t\n\r!-/:-@\\[-`{-~\u4e00-\u9fff]")
 
 
 @dataclass(frozen=True)
@@ -360,6 +363,16 @@ class Tokenizer(ABC):
         middle, end = (template.middle, template.end) if kept_second else (template.end, ())
         ids = [*template.begin, *first[:kept_first], *middle, *second[:kept_second], *end]
         return ids, len(template.begin) + kept_first + len(middle), (kept_first, kept_second)
+
+
+def parts_of(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the parts of a text with their positions, cut before the first of `_WORD_ENDS` after `LONGEST_PART`."""
+    start = 0
+    while start < len(text):
+        cut = _WORD_ENDS.search(text, start + LONGEST_PART)
+        end = cut.start() if cut else len(text)
+        yield start, text[start:end]
+        start = end
 
 
 def library_of(model: Any, *, lowercase: bool) -> tokenizers.Tokenizer:

@@ -1,6 +1,6 @@
 """Long texts are processed in parts."""
 
-from maskloom.text.long_texts import LONGEST_PART, parts_of
+from maskloom.text.tokenizer import LONGEST_PART, parts_of
 
 
 def test_a_text_is_cut_where_common_characters_end_words() -> None:

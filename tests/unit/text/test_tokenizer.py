@@ -211,7 +211,7 @@ def test_a_text_in_parts_is_the_text_in_one(letters_vocabulary: Vocabulary, text
     tokenizer = WordPieceTokenizer(letters_vocabulary, max_length=10_000, compatibility="hf" if hf else "google")
     whole = tokenizer.encode(text, parse_special_tokens=True), tokenizer.token_ids(text)
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("tokenizer", "long_texts", "wordpiece_tokenizer"):
+        for module in ("tokenizer", "wordpiece_tokenizer"):
             patch.setattr(f"maskloom.text.{module}.LONGEST_PART", size)
         assert (tokenizer.encode(text, parse_special_tokens=True), tokenizer.token_ids(text)) == whole
         assert tokenizer.encode_batch([(text, text), ("a b", None)])[0].ids == tokenizer.encode(text, text).ids
