@@ -200,22 +200,19 @@ def _report(
 
 
 def forms_of(vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return how many pieces start, continue or end a word, where the vocabulary marks this, and the longest token."""
-    num_pieces = len(vocabulary) - len(vocabulary.special_ids) - len(vocabulary.sentinel_ids)
+    """Return how many pieces start, continue or end a word, where the vocabulary marks this, and the longest token.
+
+    Its length does not count `##` and `</w>`; on a tie it is the first one.
+    """
+    special = {*vocabulary.special_ids, *vocabulary.sentinel_ids.tolist()}
+    pieces = [token for index, token in enumerate(vocabulary.tokens) if index not in special]
     num_continuations = int(vocabulary.is_continuation.sum())
     found: dict[str, Any] = {}
     if vocabulary.prefix:
-        found = {"num_word_starts": num_pieces - num_continuations, "num_continuations": num_continuations}
+        found = {"num_word_starts": len(pieces) - num_continuations, "num_continuations": num_continuations}
     if vocabulary.suffix:
         found["num_word_ends"] = sum(token.endswith(vocabulary.suffix) for token in vocabulary.tokens)
-    return {**found, "longest_token": longest_token(vocabulary)}
-
-
-def longest_token(vocabulary: Vocabulary) -> str:
-    """Return the token with the most characters, ignoring `##`, `</w>` and special tokens; the first one on a tie."""
-    left_out = {*vocabulary.special_ids, *vocabulary.sentinel_ids.tolist()}
-    tokens = [token for index, token in enumerate(vocabulary.tokens) if index not in left_out]
-    return max(tokens, key=lambda token: len(vocabulary.bare(token)), default="")
+    return {**found, "longest_token": max(pieces, key=lambda piece: len(vocabulary.bare(piece)), default="")}
 
 
 def measure_coverage(tokenizer: Tokenizer, counts: dict[str, int]) -> dict[str, float]:
