@@ -79,16 +79,11 @@ class Permutation:
         if self._table is not None:
             images = self._table[indices]
         else:
-            images = self._walk(indices.reshape(-1).astype(np.uint64)).astype(np.int64).reshape(indices.shape)
+            values = self._network(indices.reshape(-1).astype(np.uint64))
+            while len(outside := np.flatnonzero(values >= np.uint64(self.size))):
+                values[outside] = self._network(values[outside])
+            images = values.astype(np.int64).reshape(indices.shape)
         return images if isinstance(index, np.ndarray) else int(images)
-
-    def _walk(self, values: np.ndarray) -> np.ndarray:
-        values = self._network(values)
-        while True:
-            (outside,) = np.nonzero(values >= np.uint64(self.size))
-            if len(outside) == 0:
-                return values
-            values[outside] = self._network(values[outside])
 
     def _network(self, values: np.ndarray) -> np.ndarray:
         left, right = values >> self._half_bits, values & self._half_mask
