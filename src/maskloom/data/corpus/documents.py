@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from maskloom.data.corpus.compressed_files import COMPRESSIONS, opened, reading_errors
 from maskloom.data.corpus.text_blocks import raw_documents, unix_line_ends
@@ -207,53 +207,29 @@ def _is_known(path: Path) -> bool:
     return _kind(path) in _KINDS or path.suffix.lower() == _PARQUET
 
 
-@dataclass(frozen=True)
-class _Reader:
-    """Validates the texts of one file."""
+class _Text(NamedTuple):
+    """The text of a document as it stands in a file: its line or row, what messages call that, and its byte offset."""
 
-    path: Path
-    skips_bad_text: bool
-    report: ReadingReport
-    longest: int | None
+    content: bytes
+    line: int
+    place: str
+    offset: int = 0
 
-    def reject(self, problem: str) -> None:
-        """Count a document with bad text, or raise DataError."""
-        problem = f"{self.path}, {problem}"
-        if not self.skips_bad_text:
-            raise DataError(f"{problem}; --on-bad-text skip leaves such documents out and counts them")
-        self.report.num_skipped_documents += 1
-        if len(self.report.skipped) < _NUM_SKIPS_NAMED:
-            self.report.skipped.append(problem)
-
-    def is_good(self, content: bytes, place: str, offset: int = 0) -> bool:
-        """Return whether a document or row is UTF-8, and reject it if not; `offset` is its byte offset in the text."""
+    @property
+    def problem(self) -> str | None:
+        """Why the text is bad, or None."""
         try:
-            for _ in _decoded(content):
+            for _ in _decoded(self.content):
                 pass
         except UnicodeDecodeError as error:
-            hint = "; it looks like UTF-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
-            value = f"0x{content[error.start]:02x}"
-            self.reject(f"{place}: byte {offset + error.start + 1} ({value}) is not UTF-8 ({error.reason}){hint}")
-            return False
-        return True
-
-    def document(self, content: bytes, line: int, place: str, offset: int = 0) -> Document | None:
-        """Return the document in bytes that may not be UTF-8, or None if it is empty or rejected."""
-        return self.accept(content, line, place) if self.is_good(content, place, offset) else None
-
-    def accept(self, content: bytes, line: int, place: str) -> Document | None:
-        """Return the document in valid UTF-8, or None if it is empty or rejected."""
-        nul = content.find(b"\0")
-        if nul >= 0:
-            before = len(content[:nul].decode("utf-8"))
-            self.reject(f"{place}: a NUL character after {amount(before, 'character')}; is the file binary or UTF-16?")
-            return None
-        content = unix_line_ends(content).strip(b"\n")
-        if not content[:1].isalnum() and all(piece.isspace() for piece in _decoded(content)):
-            self.report.num_empty_documents += 1
-            return None
-        self.report.num_documents += 1
-        return Document(content, str(self.path), line)
+            hint = "; it looks like UTF-16" if self.content[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
+            bad = self.content[error.start : error.start + 2]
+            reason = "an unpaired surrogate" if b"\xed\xa0" <= bad < b"\xed\xc0" else error.reason
+            return f"byte {self.offset + error.start + 1} (0x{bad[0]:02x}) is not UTF-8 ({reason}){hint}"
+        if (nul := self.content.find(b"\0")) >= 0:
+            before = amount(len(self.content[:nul].decode()), "character")
+            return f"a NUL character after {before}; is the file binary or UTF-16?"
+        return None
 
 
 def _documents_of_files(
@@ -265,14 +241,14 @@ def _documents_of_files(
         # an error of the code that takes the documents is raised there, not at a yield
         with reading_errors(path):
             before = path.stat()
-            reader = _Reader(path, skips_bad_text, report, longest)
-            for document, position in _documents_of_file(reader, rule):
+            for text, position in _texts_of_file(path, rule, longest):
                 if position > before.st_size:  # it might never end
                     raise DataError(f"{path}: grew while being read; run again once nothing writes to it any more")
                 report.num_bytes_read = finished + position
-                yield document
-                # otherwise it would stay in memory while the next one is read
-                del document
+                if document := _document(path, text, skips_bad_text, report):
+                    yield document
+                # otherwise they would stay in memory while the next one is read
+                del text, document
             report.sums[path] = file_sha256(path)
             now = path.stat()
         if (now.st_size, now.st_mtime_ns, now.st_ino) != (before.st_size, before.st_mtime_ns, before.st_ino):
@@ -286,21 +262,37 @@ def _documents_of_files(
         report.num_bytes_read = finished
 
 
-def _documents_of_file(reader: _Reader, rule: DocumentRule) -> Iterator[tuple[Document, int]]:
-    """Yield the documents of a file, each with the number of bytes read so far."""
-    if reader.path.suffix.lower() == _PARQUET:
-        yield from ((document, 0) for document in _documents_of_table(reader) if document)
+def _document(path: Path, text: _Text, skips_bad_text: bool, report: ReadingReport) -> Document | None:
+    """Return the document of a text, or None if it is empty or bad; counts all three."""
+    if problem := text.problem:
+        problem = f"{path}, {text.place}: {problem}"
+        if not skips_bad_text:
+            raise DataError(f"{problem}; --on-bad-text skip leaves such documents out and counts them")
+        report.num_skipped_documents += 1
+        if len(report.skipped) < _NUM_SKIPS_NAMED:
+            report.skipped.append(problem)
+        return None
+    content = unix_line_ends(text.content).strip(b"\n")
+    if not content[:1].isalnum() and all(piece.isspace() for piece in _decoded(content)):
+        report.num_empty_documents += 1
+        return None
+    report.num_documents += 1
+    return Document(content, str(path), text.line)
+
+
+def _texts_of_file(path: Path, rule: DocumentRule, longest: int | None) -> Iterator[tuple[_Text, int]]:
+    """Yield the texts of a file, each with the number of bytes read so far."""
+    if path.suffix.lower() == _PARQUET:
+        yield from ((text, 0) for text in _texts_of_table(path))
         return
-    with opened(reader.path) as (content, raw):
-        is_text = is_plain_text(reader.path)
-        for document in _documents_of_text(content, reader, rule) if is_text else _rows(content, reader):
-            if document:
-                yield document, raw.tell()
-            del document
+    with opened(path) as (file, raw):
+        texts = _plain_texts(path, file, rule, longest) if is_plain_text(path) else _texts_of_rows(path, file)
+        for text in texts:
+            yield text, raw.tell()
+            del text
 
 
-def _documents_of_text(file: BufferedReader, reader: _Reader, rule: DocumentRule) -> Iterator[Document | None]:
-    """Yield the documents of a .txt file; None for each that is empty or rejected."""
+def _plain_texts(path: Path, file: BufferedReader, rule: DocumentRule, longest: int | None) -> Iterator[_Text]:
     start = len(_BYTE_ORDER_MARK) if file.peek(3)[:3] == _BYTE_ORDER_MARK else 0
     file.read(start)
     by_line = rule == "blank-line"
@@ -308,43 +300,37 @@ def _documents_of_text(file: BufferedReader, reader: _Reader, rule: DocumentRule
     for content, line, offset in raw_documents(
         file.read,
         ends_at_blank_lines=by_line,
-        limit=reader.longest or MAX_DOCUMENT_BYTES,
-        too_large=lambda line: DataError(f"{_too_large(reader.path, f'line {line}')}; {advice}"),
-        cuts=reader.longest is not None,
+        limit=longest or MAX_DOCUMENT_BYTES,
+        too_large=lambda line: DataError(f"{_too_large(path, f'line {line}')}; {advice}"),
+        cuts=longest is not None,
     ):
-        document = reader.document(content, line, f"document at line {line}", start + offset)
+        yield _Text(content, line, f"document at line {line}", start + offset)
         del content
-        yield document
-        del document
 
 
-def _rows(file: BufferedReader, reader: _Reader) -> Iterator[Document | None]:
-    """Yield the documents of a .jsonl file, the text field of each line; None for any that is empty or rejected."""
+def _texts_of_rows(path: Path, file: BufferedReader) -> Iterator[_Text]:
+    """Yield the text field of each line of a .jsonl file, or the line itself if it is not UTF-8."""
     lines = iter(partial(file.readline, MAX_DOCUMENT_BYTES + 1), b"")
     for number, line in enumerate(lines, start=1):
         place = f"line {number}"
         line = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
         if len(line) > MAX_DOCUMENT_BYTES:
-            raise DataError(_too_large(reader.path, place))
-        if line.isspace() or not reader.is_good(line, place):
+            raise DataError(_too_large(path, place))
+        if line.isspace():
             continue
-        try:
-            content = _text_of_row(line, f"{reader.path}, {place}")
-        except UnicodeEncodeError:
-            reader.reject(f"{place}: {TEXT_FIELD!r:.80} contains an unpaired surrogate, which is not a character")
-            continue
-        yield reader.accept(content, number, place)
+        text = _Text(line, number, place)
+        yield text if text.problem else text._replace(content=_text_of_row(line, f"{path}, {place}"))
 
 
 def _text_of_row(line: bytes, place: str) -> bytes:
-    """Return the text of a row in UTF-8; raises UnicodeEncodeError for a lone surrogate."""
+    """Return the text of a row in UTF-8, which encodes no lone surrogate: it becomes bytes that are not UTF-8."""
     if len(line) > _PIECE and not line.isascii() and b"\\u" not in line:
         # one character per byte takes a quarter of the memory, and the syntax of JSON is ASCII
         try:
             return _text_of_json(line.decode("latin-1"), place).encode("latin-1")
         except DataError:
             pass  # parse again below, so that the error refers to the row's own characters
-    return _text_of_json(line, place).encode("utf-8")
+    return _text_of_json(line, place).encode("utf-8", "surrogatepass")
 
 
 def _text_of_json(line: bytes | str, place: str) -> str:
@@ -366,9 +352,9 @@ def _too_large(path: Path, place: str) -> str:
     return f"{path}, {place}: a document of more than {MAX_DOCUMENT_BYTES:,} bytes"
 
 
-def _documents_of_table(reader: _Reader) -> Iterator[Document | None]:
-    """Yield the documents of a .parquet file, the text field of each row; None for any that is empty or rejected."""
-    path, column = reader.path, TEXT_FIELD
+def _texts_of_table(path: Path) -> Iterator[_Text]:
+    """Yield the text field of each row of a .parquet file."""
+    column = TEXT_FIELD
     try:  # pyarrow is an optional dependency
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -393,7 +379,7 @@ def _documents_of_table(reader: _Reader) -> Iterator[Document | None]:
                         raise DataError(f"{path}, row {row}: column {column!r} has no value")
                     if len(content) > MAX_DOCUMENT_BYTES:
                         raise DataError(_too_large(path, f"row {row}"))
-                    yield reader.document(content, row, f"row {row}")
+                    yield _Text(content, row, f"row {row}")
     except DataError:
         raise
     # names and numbers of a damaged file can also fail to convert to Python objects
