@@ -232,10 +232,13 @@ class _Worker:
         self._connection, theirs = Pipe()
         self._unsent = [self._beginning]
         program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import _main; _main({theirs.fileno()})"
-        # in a group of its own, so that a terminal's Ctrl-C reaches only this process, which ends the others
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", program], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, process_group=0
-        )
+        command, ends = [sys.executable, "-c", program], [theirs.fileno()]
+        # Ctrl-C reaches all processes of a terminal: only the main thread handles it, and ends the workers
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._process = subprocess.Popen(command, pass_fds=ends, stdin=subprocess.DEVNULL)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         # only the worker holds its end now, so each side sees end of file when the other dies
         theirs.close()
         if self._is_ending:
