@@ -223,8 +223,9 @@ def test_a_csv_holds_questions_with_differing_columns(tmp_path):
         {"article": "gamma", "questions": ["beta"], "options": [["eta", "theta"]]},
     ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(article) + "\n" for article in articles))
-    predict(folder, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
-    predict(folder, tmp_path / "in.jsonl", tmp_path / "out.csv", csv_safe=True)
+    race = ReadingOptions(format="race")
+    predict(folder, tmp_path / "in.jsonl", tmp_path / "out.jsonl", reading=race)
+    predict(folder, tmp_path / "in.jsonl", tmp_path / "out.csv", reading=race, csv_safe=True)
     with (tmp_path / "out.csv").open(newline="") as file:
         header, *rows = csv.reader(file)
     probabilities = [f"probability_{number}" for number in range(4)]

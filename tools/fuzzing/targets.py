@@ -192,7 +192,7 @@ def _table_targets() -> list[Target]:
         lines("span", seeds.SPAN_LINES, "SQuAD"),
         table("span", "d.csv", seeds.SPAN_TABLE, b",", "SQuAD"),
         table("choice", "d.csv", seeds.SWAG, b",", "choice"),
-        table("choice", "d.tsv", seeds.CODAH, b"\t", "choice"),
+        table("choice", "d.tsv", seeds.CODAH, b"\t", "choice", format="codah"),
         lines("choice", seeds.HELLASWAG, "choice"),
         Target("label names", "labels.txt", lambda: [seeds.LABEL_NAMES], readers.read_label_names),
     ]

@@ -69,8 +69,8 @@ def read_wordpiece(folder: Path) -> dict[str, Any]:
     refuse_foreign_rules(folder, lowercase, {**normalizer, **config})
     by_file = "google" if file_inside(folder, "vocab.txt") else _compatibility(folder / "tokenizer.json", library)
     compatibility = config.get("maskloom_compatibility", by_file)
-    if compatibility not in MAX_WORD_LENGTHS:
-        raise DataError(f"{folder}: maskloom_compatibility is {compatibility!r}; it must be 'google' or 'hf'")
+    if compatibility not in [*MAX_WORD_LENGTHS]:  # a list: the value may be an object, which has no hash
+        raise DataError(f"{folder}: maskloom_compatibility is {compatibility!r:.80}; it must be 'google' or 'hf'")
     rules = {"lowercase": lowercase, "max_length": read_limit(folder, config), "compatibility": compatibility}
     return {"vocabulary": vocabulary, **rules}
 

@@ -68,6 +68,7 @@ def test_settings_come_from_the_first_file_that_has_them(tmp_path: Path) -> None
         ("tokenizer_config.json", {"do_lower_case": True, "strip_accents": False}, "strip_accents is False"),
         ("tokenizer_config.json", {"tokenize_chinese_chars": False}, "tokenize_chinese_chars is false"),
         ("tokenizer_config.json", {"maskloom_compatibility": "x"}, "maskloom_compatibility is 'x'"),
+        ("tokenizer_config.json", {"maskloom_compatibility": {"a": 1}}, "maskloom_compatibility is {'a': 1}"),
         ("tokenizer_config.json", {"tokenizer_class": "BertJapaneseTokenizer"}, "tokenizer_class is 'BertJapaneseTok"),
         ("tokenizer_config.json", {"tokenizer_class": "RoFormerTokenizerFast"}, "tokenizer_class is 'RoFormerToken"),
         ("tokenizer_config.json", [1], "expected a JSON object"),
