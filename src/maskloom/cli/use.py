@@ -112,7 +112,7 @@ def embed(
     ] = None,
     normalize: Annotated[
         bool | None,
-        typer.Option("--normalize/--no-normalize", help="Scale vectors to length 1; by default as a folder says."),
+        typer.Option("--normalize/--no-normalize", help="Scale vectors to length 1; by default as modules.json says."),
     ] = None,
     int8: Annotated[
         bool, typer.Option("--int8", help="Compute in 8-bit integers: faster, with vectors close to fp32.")
