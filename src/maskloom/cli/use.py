@@ -145,12 +145,14 @@ def embed(
     from maskloom.runs.task_summaries import written_lines
 
     page, written, precision = {}, {}, "bf16" if bf16 else "auto"
+    # for both; int8 replaces the weights with which the page computes
+    one = None if int8 else Predictor.load(model, max_length=max_length, precision=precision)
     if report is not None:
         from maskloom.runs.report.generation import attention_report
 
-        page = attention_report(model, input_file, report, reading=reading, max_length=max_length)
+        page = attention_report(model, input_file, report, reading=reading, max_length=max_length, predictor=one)
     if output is not None:
-        predictor = Predictor.load(model, max_length=max_length, int8=int8, precision=precision)
+        predictor = one or Predictor.load(model, max_length=max_length, int8=True)
         how = {"reading": reading, "pooling": pooling, "normalize": normalize, "progress": terminal_progress()}
         written = {**run(predictor, input_file, output, **how), "precision": "int8" if int8 else precision}
     show({**written, **page}, as_json, lines=written_lines if written else lines_of, beside=output)
