@@ -79,8 +79,7 @@ def reproduce(
         refuse(why, "scale", "seeds", "corpus", "tasks", "overrides", "jobs")
         if device not in (None, "auto", "cpu"):
             raise UsageError(f"--device {device}: {experiment} is measured on the CPU")
-        result = _AT_ONCE[experiment](out, terminal_progress())
-        show(result, as_json, lines=lambda result: result["lines"])
+        show(_AT_ONCE[experiment](out, terminal_progress()), as_json, lines=lambda result: result["lines"])
         return
     from maskloom.reproduce import running
     from maskloom.reproduce.experiments import Budget
@@ -90,10 +89,8 @@ def reproduce(
     chosen = Budget(minutes, _beside(beside or [])) if experiment == "budget" else scale
     on_cpu = chosen_device().type == "cpu"  # a missing device is an error now, not after building the corpus
     repeats = running.Repeats(seeds, jobs or (usable_cores() if scale == "tiny" and on_cpu else 1))
-    where = {"corpus": corpus, "tasks": tasks, "overrides": _by_recipe(overrides or [])}
-    result = running.reproduce(
-        experiment, out=out, scale=chosen, repeats=repeats, **where, progress=terminal_progress()
-    )
+    how = {"repeats": repeats, "overrides": _by_recipe(overrides or []), "progress": terminal_progress()}
+    result = running.reproduce(experiment, out=out, scale=chosen, corpus=corpus, tasks=tasks, **how)
     show(result, as_json, lines=summary_lines)
 
 

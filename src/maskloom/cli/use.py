@@ -112,10 +112,7 @@ def embed(
     ] = None,
     normalize: Annotated[
         bool | None,
-        typer.Option(
-            "--normalize/--no-normalize",
-            help="Scale every vector to length 1; by default only if a sentence-transformers folder does so.",
-        ),
+        typer.Option("--normalize/--no-normalize", help="Scale vectors to length 1; by default as modules.json says."),
     ] = None,
     int8: Annotated[
         bool, typer.Option("--int8", help="Compute in 8-bit integers: faster, with vectors close to fp32.")
@@ -134,12 +131,12 @@ def embed(
         raise UsageError("pass --output FILE, --report PAGE or both")
     if output is None:
         refuse("only vectors depend on it; pass --output FILE", "pooling", "normalize", "int8", "bf16")
+    else:
+        check_place(input_file, output, ".npy", ".jsonl")
     if int8 and bf16:
         raise UsageError("use --int8 or --bf16, not both")
     if int8 and device not in (None, "auto", "cpu"):
         raise UsageError(f"--int8 with --device {device}: eight-bit inference runs only on the CPU")
-    if output is not None:
-        check_place(input_file, output, ".npy", ".jsonl")
     if report is not None:
         check_page(report, "--report", input_file)
     look_at_texts(model, input_file, reading)
@@ -148,15 +145,16 @@ def embed(
     from maskloom.runs.task_summaries import written_lines
 
     page, written, precision = {}, {}, "bf16" if bf16 else "auto"
+    # for both; int8 replaces the weights with which the page computes
+    one = None if int8 else Predictor.load(model, max_length=max_length, precision=precision)
     if report is not None:
         from maskloom.runs.report.generation import attention_report
 
-        page = attention_report(model, input_file, report, reading=reading, max_length=max_length)
+        page = attention_report(model, input_file, report, reading=reading, max_length=max_length, predictor=one)
     if output is not None:
-        predictor = Predictor.load(model, max_length=max_length, int8=int8, precision=precision)
+        predictor = one or Predictor.load(model, max_length=max_length, int8=True)
         how = {"reading": reading, "pooling": pooling, "normalize": normalize, "progress": terminal_progress()}
-        written = run(predictor, input_file, output, **how)
-        written |= {"precision": "int8" if int8 else precision}
+        written = {**run(predictor, input_file, output, **how), "precision": "int8" if int8 else precision}
     show({**written, **page}, as_json, lines=written_lines if written else lines_of, beside=output)
 
 

@@ -63,6 +63,8 @@ class VocabularyHead(nn.Module):
 class MaskedLMHead(VocabularyHead):
     """dense, activation, LayerNorm, then the word embeddings as decoder, plus a bias (paper 3.3.1)."""
 
+    bias: nn.Parameter  # pyright: ignore[reportIncompatibleVariableOverride]
+
     def __init__(self, decoder: nn.Parameter, config: ModelConfig) -> None:
         super().__init__(decoder)
         self.dense = Dense(config.hidden_size, decoder.shape[1])

@@ -105,14 +105,15 @@ def attention_report(
     *,
     reading: ReadingOptions | None = None,
     max_length: int | None = None,
+    predictor: Predictor | None = None,
 ) -> dict[str, Any]:
     """Write a page about an encoder's self-attention for the first texts of a file; return a summary.
 
-    Texts are read as by `encode`. Raises ConfigError for a page that cannot be written and for a model without
-    self-attention, DataError for a wrong file.
+    A `predictor` is the model, already opened. Texts are read as by `encode`. Raises ConfigError for a page that cannot
+    be written and for a model without self-attention, DataError for a wrong file.
     """
     check_page(Path(page), "--report")
-    predictor = Predictor.load(model, max_length=max_length)
+    predictor = predictor or Predictor.load(model, max_length=max_length)
     rows, num_left_out = _first(reading_of_texts(texts, reading))
     inputs = [row.inputs() for row in rows]
     read = predictor.tokenizer.encode_batch(inputs, max_length=predictor.max_length)
