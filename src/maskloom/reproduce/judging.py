@@ -13,20 +13,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from maskloom.checkpoints.huggingface import load_model
+from maskloom.checkpoints.huggingface import load_model, read_model_config
 from maskloom.config import PretrainRecipe, load_recipe
 from maskloom.data.corpus.opening import Corpus, split_documents
 from maskloom.data.settings import PretrainingData
 from maskloom.errors import ConfigError
-from maskloom.inference.model_folder import load_tokenizer
+from maskloom.inference.model_folder import load_tokenizer, resolve_model_folder
 from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.reproduce.probes import Probe
+from maskloom.runs.pretraining_plan import phase_plans
 from maskloom.runs.run_folder import DESCRIPTION, RECIPE, described, kind_of_run
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.encoding import EncodedExamples
 from maskloom.tasks.kinds import task_kind
 from maskloom.tasks.task import ModelOutputs, score_outputs
 from maskloom.text.vocabulary import first_difference
+from maskloom.training.events import read_events
 from maskloom.training.loop import evaluate
 
 HELD_OUT_FRACTION = 0.02
@@ -39,13 +41,13 @@ _MOST_STEPS = 100
 Inputs = Literal["tokens", "vectors"]
 
 
-def masked_losses(model: Path, corpus: Path) -> list[float]:
-    """Return the masked-LM loss in nats on parts of the documents that seed 0 holds out, with the paper's masking.
+def masked_losses(model: Path, corpus: Path, *, seed: int = 0) -> list[float]:
+    """Return the masked-LM loss in nats on parts of the documents that a seed holds out, with the paper's masking.
 
     There are five parts, or fewer for a small corpus. All models predict the same tokens: 15 % of rows of 128.
     """
     opened, row = Corpus.open(corpus), PRETRAINING["masked_lm"]
-    _, documents = split_documents(opened, HELD_OUT_FRACTION, seed=0)
+    _, documents = split_documents(opened, HELD_OUT_FRACTION, seed=seed)
     loader = row.loader(opened, documents, _JUDGED, batch_size=_BATCH, seed=0)
     batches = list(islice(loader.epoch_batches(0), _MOST_BATCHES))
     loaded, _ = load_model(model, heads=("mlm",))
@@ -54,16 +56,44 @@ def masked_losses(model: Path, corpus: Path) -> list[float]:
     return [evaluate(loaded, objective, iter(part))["mlm_loss"] for part in parts]
 
 
+def training_record(folder: Path) -> dict[str, Any]:
+    """Return a model's number of layers and width, and the minutes and threads of its pre-training, None if unknown.
+
+    The minutes are those of the run's own clock until its last step began, over all resumes. Only a run that was given
+    minutes has such a clock. Raises ConfigError for a run whose files cannot be read.
+    """
+    model = resolve_model_folder(folder)
+    config = read_model_config(model)
+    record = {"layers": config.num_hidden_layers, "width": config.hidden_size, "minutes": None, "threads": None}
+    if (found := _pretraining_of(model)) is None:
+        return record
+    recipe, description = found
+    record["threads"] = recipe.training.num_threads or description["hardware"]["threads"]
+    if recipe.training.minutes is not None:
+        events = read_events(model.parent / "events.jsonl")
+        fractions = {event["stage"]: event["fractions_of_time"] for event in events if event.get("fractions_of_time")}
+        spent = ((plan.training.minutes or 0.0) * fractions.get(plan.name, [0.0])[-1] for plan in phase_plans(recipe))
+        record["minutes"] = sum(spent)
+    return record
+
+
+def _pretraining_of(model: Path) -> tuple[PretrainRecipe, dict[str, Any]] | None:
+    """Return the recipe and the description of the run that pre-trained a model, or None if no such run is there."""
+    run = model.parent
+    is_run = all((run / file).exists() for file in (RECIPE, DESCRIPTION, "events.jsonl"))
+    if not is_run or kind_of_run(description := described(run)) != "pretrain":
+        return None
+    return load_recipe(PretrainRecipe, run / RECIPE), description
+
+
 def check_held_out(model: Path, corpus: Path) -> None:
     """Raise ConfigError for a run on a corpus that trained on the documents on which losses are compared."""
-    run, files = model.parent, (RECIPE, DESCRIPTION, "events.jsonl")
-    if not all((run / file).exists() for file in files) or kind_of_run(description := described(run)) != "pretrain":
-        return  # a model from elsewhere
-    recipe = load_recipe(PretrainRecipe, run / RECIPE)
-    split = recipe.data.held_out_fraction, recipe.seed
-    if split != (HELD_OUT_FRACTION, 0) and description["inputs"].get("corpus") == Corpus.open(corpus).fingerprint:
+    recipe, description = _pretraining_of(model) or (None, {"inputs": {}})
+    if recipe is None or description["inputs"].get("corpus") != Corpus.open(corpus).fingerprint:
+        return
+    if (split := (recipe.data.held_out_fraction, recipe.seed)) != (HELD_OUT_FRACTION, 0):
         raise ConfigError(
-            f"{run}: with data.held_out_fraction = {split[0]:g} and seed = {split[1]}, it trained on some of "
+            f"{model.parent}: with data.held_out_fraction = {split[0]:g} and seed = {split[1]}, it trained on some of "
             f"the documents on which losses are compared; train it with {HELD_OUT_FRACTION:g} and seed 0"
         )
 

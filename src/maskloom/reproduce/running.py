@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from maskloom.checkpoints.huggingface import read_model_config
 from maskloom.checkpoints.tensor_files import open_weights
 from maskloom.config import FinetuneRecipe
 from maskloom.data.corpus.manifest import read_manifest
@@ -24,7 +23,13 @@ from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.metrics.answers import is_percent
 from maskloom.quickstart.journey import Stages
 from maskloom.reproduce.experiments import BUDGET_TASKS, EXPERIMENTS, LOSS, Arm, Budget, Experiment, what_it_buys
-from maskloom.reproduce.judging import check_held_out, check_vocabulary, linear_score, masked_losses
+from maskloom.reproduce.judging import (
+    check_held_out,
+    check_vocabulary,
+    linear_score,
+    masked_losses,
+    training_record,
+)
 from maskloom.reproduce.planning import Plan, expected, num_steps, pretraining_stage, scoring_stage, slug
 from maskloom.reproduce.probes import (
     FILES,
@@ -177,8 +182,7 @@ def _run(plan: Plan, stages: Stages, num_jobs: int, progress: Progress) -> dict[
         values = _losses(plan, arm, stages) if is_common else [models[arm.model, seed][measure] for seed in plan.seeds]
         scores.setdefault(arm.name, {})[measure] = values
     return {
-        "seconds": stages.seconds,
-        "trained": {arm.name: _size(plan.model_folder(arm, 0)) for arm in arms if compared},
+        **_trained(plan, stages),
         "models": {model: [models[run] for run in pretrainings if run[0] == model] for model in plan.experiment.models},
         "scores": scores,
         "references": {role: one["reference"] for _, role, one in scored if one["reference"] is not None},
@@ -187,9 +191,18 @@ def _run(plan: Plan, stages: Stages, num_jobs: int, progress: Progress) -> dict[
     }
 
 
-def _size(run: Path) -> dict[str, int]:
-    config = read_model_config(resolve_model_folder(run))
-    return {"layers": config.num_hidden_layers, "width": config.hidden_size}
+def _trained(plan: Plan, stages: Stages) -> dict[str, Any]:
+    """Return the seconds of each stage and, for recipes with a budget, what is recorded of each model's training.
+
+    The record also counts the time before a resume, which a stage does not.
+    """
+    if not plan.experiment.recipes:
+        return {"seconds": stages.seconds}
+    arms = [arm for arm in plan.experiment.arms if arm.linear is None]
+    trained = {arm.name: training_record(plan.model_folder(arm, 0)) for arm in arms}
+    clocks = {pretraining_stage(*run): trained[run[0]]["minutes"] for run in plan.pretrainings()}
+    recorded = {stage: 60.0 * minutes for stage, minutes in clocks.items() if minutes is not None}
+    return {"seconds": {**stages.seconds, **recorded}, "trained": trained}
 
 
 Work = Callable[..., dict[str, Any]]

@@ -12,6 +12,7 @@ from maskloom.data.corpus.opening import Corpus
 from maskloom.errors import ConfigError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert_config import BertConfig
+from maskloom.reproduce import judging
 from maskloom.reproduce.judging import check_held_out, check_vocabulary, linear_score, masked_losses
 from maskloom.reproduce.probes import Probe
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
@@ -74,6 +75,14 @@ def test_a_run_that_trained_on_the_judged_text_is_refused(corpus, model):
             check_held_out(model, corpus)
     (run / "run.json").unlink()
     check_held_out(model, corpus)  # a model from elsewhere
+
+
+def test_losses_are_those_of_the_documents_that_a_seed_holds_out(corpus, model, monkeypatch):
+    asked, split = [], judging.split_documents
+    monkeypatch.setattr(judging, "split_documents", lambda *given, seed: asked.append(seed) or split(*given, seed=seed))
+    masked_losses(model, corpus)
+    masked_losses(model, corpus, seed=3)
+    assert asked == [0, 3]
 
 
 def _probe(folder: Path, kind: str, rows: list[dict[str, str]]) -> Probe:

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from maskloom.reproduce import results as results_of
+from maskloom.reproduce.judging import training_record
 from maskloom.reproduce.results import write_results
+from maskloom.runs.run_folder import DESCRIPTION, RECIPE
 from tools.experiment_pages import NAMES, RESULTS, rendered
 
 
@@ -68,6 +70,40 @@ def test_a_trend_on_a_task_of_the_paper_is_stated_where_the_task_is_measured(tmp
     alike = ("the largest model is better than the smallest on mrpc", "the largest model is better on pairs than")
     values = [next(trend["values"] for claim, trend in trends.items() if claim.startswith(start)) for start in alike]
     assert values[0] == values[1]
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Return the model folder of a run of 60 minutes that was stopped and resumed, without weights."""
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 1, "intermediate_size": 256}
+    config = {"model_type": "bert", "vocab_size": 50, **sizes}
+    (tmp_path / "run" / "model" / "config.json").write_text(json.dumps(config))
+    return tmp_path / "run" / "model"
+
+
+def test_the_minutes_of_a_run_are_those_of_its_own_clock_over_all_resumes(model):
+    run = model.parent
+    phases = "".join(f"[[phases]]\nmax_length = 64\nsteps = {steps}\n" for steps in (3, 1))
+    (run / RECIPE).write_text(f'kind = "pretrain"\n[training]\nminutes = 60\n{phases}')
+    described = {"id": "", "paths": {}, "world_size": 1, "inputs": {"corpus": ""}, "hardware": {"threads": 2}}
+    (run / DESCRIPTION).write_text(json.dumps(described))
+    events = [
+        {"event": "step", "stage": "phase-1", "step": 1, "fractions_of_time": [0.0]},
+        {"event": "step", "stage": "phase-1", "step": 40, "fractions_of_time": [0.5, 0.999]},
+        {"event": "finished", "stage": "phase-1", "step": 40, "seconds": 12.0},  # since it was resumed
+        {"event": "step", "stage": "phase-2", "step": 9, "fractions_of_time": [0.98]},
+    ]
+    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    minutes = pytest.approx(45 * 0.999 + 15 * 0.98)
+    assert training_record(run) == {"layers": 3, "width": 64, "minutes": minutes, "threads": 2}
+    (run / RECIPE).write_text('kind = "pretrain"\n[training]\nsteps = 40\nnum_threads = 4\n')
+    assert training_record(model) == {"layers": 3, "width": 64, "minutes": None, "threads": 4}
+
+
+def test_a_model_from_elsewhere_has_a_size_alone(model):
+    (model.parent / RECIPE).write_text('kind = "pretrain"\n')  # of a run of which nothing else is left
+    assert training_record(model) == {"layers": 3, "width": 64, "minutes": None, "threads": None}
 
 
 @pytest.mark.parametrize(("device", "named"), [("cuda", "A GPU; "), ("cpu", "A processor, 2 cores, 2 threads; ")])
