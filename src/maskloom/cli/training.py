@@ -33,7 +33,7 @@ from maskloom.cli.options import (
     with_options,
 )
 from maskloom.errors import UsageError, amount
-from maskloom.runs.display import terminal_progress
+from maskloom.runs.display import aligned, terminal_progress
 from maskloom.system.foreign_files import check_model_name
 
 
@@ -204,7 +204,7 @@ def search(
     from maskloom.runs.finetune import LabelledFiles  # heavy, so a wrong recipe is rejected first
     from maskloom.runs.search import Trials
     from maskloom.runs.search import search as run
-    from maskloom.runs.search_table import print_table, search_rows
+    from maskloom.runs.search_table import search_rows
 
     data = LabelledFiles(paths["train"], paths["dev"], reading, metric, source_vocab)
     tried = {"out": out, "trials": Trials(space, method, trials), "resume": resume}
@@ -212,7 +212,8 @@ def search(
     if as_json:
         print_json(result)
         return
-    print_table(*search_rows(result), title=f"{amount(result['num_trials'], 'trial')}, by {result['metric']} on dev")
+    headers, rows = search_rows(result)
+    say(f"{amount(result['num_trials'], 'trial')}, by {result['metric']} on dev", "", *aligned([headers, *rows]))
     say("", f"rerun best:  {result['trials'][0]['command']}", f"model:       {result['model']}")
     say(f"written to {out} (search.json lists all commands; results.md, results.json)")
 
@@ -267,15 +268,15 @@ def run_glue(
     names = None if tasks is None else tasks.split(",")
     chosen_tasks(data, names)
     from maskloom.runs.glue.run import glue_run  # heavy, so wrong paths are rejected first
-    from maskloom.runs.search_table import glue_rows, notes_of, print_table
+    from maskloom.runs.search_table import glue_rows, notes_of
 
     how = {"tasks": names, "space": space, "resume": resume, "progress": terminal_progress()}
     result = glue_run(chosen, data=data, model=model, out=out, **how)
     if as_json:
         print_json(result)
     else:
-        print_table(*glue_rows(result), title="GLUE, dev")
-        say("", *notes_of(result))
+        headers, rows = glue_rows(result)
+        say("GLUE, dev", "", *aligned([headers, *rows]), "", *notes_of(result))
         following = shlex.join(["maskloom", "glue", "submit", "--run", str(out), "--data", str(data)])
         say(f"written to {out} (glue.md, glue.json); next: {following}")
     if result["failed"]:

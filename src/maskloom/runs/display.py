@@ -41,7 +41,7 @@ def lines_of(result: dict[str, Any], indent: str = "", *, keeps_keys: bool = Fal
     return lines
 
 
-def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return one line for each row, a name and texts, with its cells aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     cells = [(name.replace("_", " "), *texts) for name, *texts in rows]

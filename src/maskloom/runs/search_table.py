@@ -1,9 +1,8 @@
-"""Tables that compare the trials of a search, or the tasks of a GLUE run: as rows, as Markdown and on a terminal."""
+"""Tables that compare the trials of a search, or the tasks of a GLUE run: as rows and as Markdown."""
 
 from __future__ import annotations
 
 import statistics
-import sys
 from typing import Any
 
 from maskloom.metrics.glue_score import OFFICIAL_METRICS
@@ -67,26 +66,6 @@ def markdown_of(headers: list[str], rows: list[list[str]]) -> str:
     cells = [[printable(cell).replace("|", "\\|") for cell in row] for row in [headers, *rows]]
     lines = ["| " + " | ".join(row) + " |" for row in cells]
     return "\n".join([lines[0], "|" + "---|" * len(headers), *lines[1:]])
-
-
-def print_table(headers: list[str], rows: list[list[str]], title: str) -> None:
-    """Print a table: drawn by rich on a terminal, as Markdown elsewhere."""
-    if not sys.stdout.isatty():
-        print(f"{printable(title)}\n\n{markdown_of(headers, rows)}")
-        return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    def shown(cell: str) -> str:
-        return escape(printable(cell))
-
-    table = Table(title=shown(title), title_justify="left")
-    for header in headers:
-        table.add_column(shown(header), overflow="fold")
-    for row in rows:
-        table.add_row(*map(shown, row))
-    Console().print(table)
 
 
 def glue_rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:

@@ -24,7 +24,7 @@ from maskloom.runs.search_space import (
     space_as_data,
     space_of_data,
 )
-from maskloom.runs.search_table import markdown_of, print_table, search_rows
+from maskloom.runs.search_table import markdown_of, search_rows
 from maskloom.system.files import write_json, write_text
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.training.checkpointing import checkpoints
@@ -417,7 +417,7 @@ def test_settings_in_words():
     assert settings_text({}) == "recipe settings"
 
 
-def test_the_table_says_what_was_best_on_dev_and_how_runs_spread(run, capsys):
+def test_the_table_says_what_was_best_on_dev_and_how_runs_spread(run):
     result = run(Finetuning())
     headers, rows = search_rows(result)
     assert headers == [
@@ -437,22 +437,7 @@ def test_the_table_says_what_was_best_on_dev_and_how_runs_spread(run, capsys):
         "0.7820 ± 0.0707, median 0.7820 (2 runs)",
         "1 of 2 (seed 1)",
     ]
-    print_table(headers, rows, "Title")
-    assert capsys.readouterr().out == f"Title\n\n{markdown_of(headers, rows)}\n"
     assert markdown_of(["a|b"], [["c"]]) == "| a\\|b |\n|---|\n| c |"
-
-
-@pytest.mark.parametrize("is_terminal", [False, True])
-def test_control_characters_in_a_table_are_shown_and_not_sent(capsys, monkeypatch, is_terminal):
-    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal, raising=False)
-    print_table(["head\x1b[2J"], [["cell\x1b]0;x\x07\nnext"]], "Title\x9b1m")
-    said = capsys.readouterr().out
-    assert r"head\x1b[2J" in said
-    assert r"cell\x1b]0;x\x07\nnext" in said
-    assert r"Title\x9b1m" in said
-    assert not set(said) & {"\x07", "\x9b"}
-    assert "\x1b]0" not in said
-    assert "\x1b[2J" not in said
 
 
 def test_optuna_goes_on_as_if_it_had_not_been_interrupted(run, inputs):
