@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -159,7 +158,7 @@ def _finetune(
     ranks.barrier()  # all ranks read the recipe before the first one writes it
     continues = ranks.is_first and _begin(plan, reading, inputs, paths, resume)
     if ranks.any_(continues and (out / METRICS).exists()):
-        result = _result_of_finished(out, tidies=ranks.is_first)
+        result = _result_of_finished(out)
         progress.say(f"{out} is complete; there is nothing left to do{VERIFY_FINISHED if verify else ''}")
         return result
     if recipe.training.num_threads:
@@ -181,7 +180,6 @@ def _finetune(
     if recipe.tune_on_dev:
         result["tuned"] = {"fitted_on": str(data.dev), **tune_folder(out / "model", plan.dev)}
     write_json(out / METRICS, result)
-    _remove_best_weights(out)
     return result
 
 
@@ -209,22 +207,14 @@ def _begin(
     return continues
 
 
-def _result_of_finished(out: Path, *, tidies: bool) -> dict[str, Any]:
+def _result_of_finished(out: Path) -> dict[str, Any]:
     seed = read_json_value(out / METRICS, "best_seed", int)
     if not (out / "model" / CONFIG).exists():
         command = shlex.join(["maskloom", "export", str(out), "--stage", f"seed-{seed}", "--out", "DIR"])
         raise ConfigError(
             f"{out} is complete, but {out / 'model'} no longer exists; export its last checkpoint with: {command}"
         )
-    if tidies:
-        _remove_best_weights(out)
     return {**read_json_object(out / METRICS), "model": str(out / "model")}
-
-
-def _remove_best_weights(out: Path) -> None:
-    """Remove the weights from which `model` was made, which an interrupted run may not have removed."""
-    for restart in (out / "restarts").glob("seed-*"):
-        shutil.rmtree(restart / "best", ignore_errors=True)
 
 
 def _run_restarts(
