@@ -40,7 +40,7 @@ from maskloom.runs.pretraining_plan import (
 )
 from maskloom.runs.resuming import changes_of, extended_recipe, extension_lines, verify_resuming
 from maskloom.runs.run_folder import METRICS, input_sums, prepare_run_folder, run_id
-from maskloom.runs.start_summary import default_lines, model_line, phase_lines, repeated_text_lines, step_display
+from maskloom.runs.start_summary import default_lines, model_line, phase_lines, repeated_text_lines
 from maskloom.runs.word_vectors import take_word_vectors
 from maskloom.runs.words import vectors_file
 from maskloom.system.devices import describe_device, half_type
@@ -318,6 +318,7 @@ class _Run:
                 checkpoints=self.out / "checkpoints" / plan.name,
                 log=log,
                 evaluate=measure,
+                on_step=lambda report: progress.advance(report.step, **_figures(report)),
                 on_metrics=lambda step, metrics: progress.say(f"step {step}: {describe_metrics(metrics)}"),
                 say=progress.say,
                 name=plan.name,
@@ -331,10 +332,8 @@ class _Run:
             finished = _logged(self.out, "finished", plan.name, start) if ranks.is_first else None
             if session.is_over() and ranks.any_(finished is not None):
                 return finished or {}, state.position
-            is_told = start == 0 or settings.minutes is not None  # an account may take minutes
-            account = loader.account() if is_told and ranks.is_first else None
-            session.on_step = step_display(progress, settings, _figures, account and account.num_instances)
-            if start == 0 and account is not None:
+            if start == 0 and ranks.is_first:
+                account = loader.account()  # it may take minutes
                 log.write("data", stage=plan.name, **asdict(account))
                 for sentence in phase_lines(plan, account):
                     progress.say(sentence)

@@ -1,9 +1,7 @@
-"""What a run reports before it starts, and its estimated duration after the first steps."""
+"""What a run reports before it starts."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,14 +9,10 @@ from maskloom.config import FinetuneRecipe, FinetuneTraining, PretrainRecipe, Tr
 from maskloom.data.loader import Account
 from maskloom.errors import ConfigError, amount
 from maskloom.models.assembled import EncoderWithHeads
-from maskloom.runs.display import Progress
 from maskloom.runs.pretraining_plan import PhasePlan
 from maskloom.runs.run_folder import described
 from maskloom.tasks.encoding import EncodedData
-from maskloom.training.state import StepReport
 
-# Seconds and steps from which the remaining time is estimated; the first step is a warm-up and left out.
-_SECONDS, _STEPS = 5.0, 3
 _SHOWN_DEFAULTS = ("steps", "epochs", "batch_size", "learning_rate")
 
 
@@ -136,45 +130,3 @@ def shown_count(number: float) -> str:
         if number >= unit:
             return f"{number / unit:.3g} {name}"
     return f"{number:,.0f}"
-
-
-def step_display(
-    progress: Progress,
-    settings: TrainingSection,
-    figures: Callable[[StepReport], dict[str, float]],
-    num_units: int | None = None,
-) -> Callable[[StepReport], None]:
-    """Return a callback that shows each step with values from its report, and after some seconds the time left.
-
-    With a time budget, it instead reports the expected number of steps, and of epochs of `num_units` sequences.
-    """
-    started: float | None = None
-    done, is_told = -1, False
-
-    def show(report: StepReport) -> None:
-        nonlocal started, done, is_told
-        progress.advance(report.step, **figures(report))
-        if is_told:
-            return
-        now = time.monotonic()
-        started, done = started or now, done + 1  # counted, since the step's number falls when a run rewinds
-        seconds, left = now - started, settings.steps - report.step
-        if done >= _STEPS and seconds >= _SECONDS and left > 0:
-            is_told, rate = True, done / seconds
-            progress.say(f"step {report.step:,}: {rate:.3g} steps per second, about {rest(rate, left)}")
-
-    def rest(rate: float, left: int) -> str:
-        if settings.minutes is None:
-            return f"{in_words(left / rate)} for the {left:,} left"
-        steps = rate * settings.minutes * 60
-        epochs = f", {_epochs(steps * settings.batch_size / num_units)}" if num_units else ""
-        return f"{amount(round(steps), 'step')} in {settings.minutes:g} minutes{epochs}"
-
-    return show
-
-
-def in_words(seconds: float) -> str:
-    """Return a time in seconds, minutes or hours."""
-    if seconds < 90:
-        return amount(round(seconds), "second")
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

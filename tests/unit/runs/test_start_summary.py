@@ -1,7 +1,5 @@
-"""What a run reports before it starts, and its estimate of the time."""
+"""What a run reports before it starts."""
 
-from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
@@ -10,14 +8,9 @@ from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.data.loader import Account
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
-from maskloom.runs import start_summary
-from maskloom.runs.display import Progress
 from maskloom.runs.pretraining_plan import phase_plans
-from maskloom.runs.start_summary import default_lines, finetuning_lines, model_line, phase_lines, step_display
-from maskloom.sections import MOST_STEPS
+from maskloom.runs.start_summary import default_lines, finetuning_lines, model_line, phase_lines
 from maskloom.tasks.encoding import EncodedData
-from maskloom.training.settings import TrainingSection
-from maskloom.training.state import StepReport
 
 _CONFIG = BertConfig(vocab_size=70, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
 
@@ -100,42 +93,3 @@ def test_defaults_that_were_taken_are_named_and_given_ones_are_not():
         "task=pair",
     )
     assert default_lines(load_recipe(FinetuneRecipe, None, [*keys])) == []
-
-
-def said_after(steps: Sequence[int], settings: TrainingSection, num_units: int | None = None) -> list[str]:
-    progress, said, shown = Progress(), list[str](), list[int]()
-    progress.say = said.append
-    progress.advance = lambda done, **_: shown.append(done)
-    show = step_display(progress, settings, lambda report: {}, num_units)
-    for step in steps:
-        show(cast(StepReport, SimpleNamespace(step=step)))
-    assert shown == list(steps)
-    return said
-
-
-def test_the_time_left_is_said_once_after_the_first_seconds(monkeypatch):
-    clock = iter([10.0, 11.0, 14.0, 16.0, 18.0])
-    monkeypatch.setattr(start_summary, "time", SimpleNamespace(monotonic=lambda: next(clock)))  # not other threads'
-    settings = TrainingSection(steps=1000)
-    said = said_after((101, 102, 103, 104, 105, 106, 107), settings)
-    assert said == ["step 104: 0.5 steps per second, about 30 minutes for the 896 left"]
-
-
-def test_steps_that_are_repeated_after_a_rewind_count(monkeypatch):
-    clock = iter([10.0, 11.0, 14.0, 16.0, 18.0])
-    monkeypatch.setattr(start_summary, "time", SimpleNamespace(monotonic=lambda: next(clock)))  # not other threads'
-    said = said_after((101, 102, 101, 102, 103), TrainingSection(steps=1000))
-    assert said == ["step 102: 0.5 steps per second, about 30 minutes for the 898 left"]
-
-
-def test_where_the_clock_decides_the_steps_and_epochs_are_said_after_the_first_seconds(monkeypatch):
-    clock = iter([10.0, 11.0, 14.0, 16.0])
-    monkeypatch.setattr(start_summary, "time", SimpleNamespace(monotonic=lambda: next(clock)))  # not other threads'
-    settings = TrainingSection(steps=MOST_STEPS, minutes=4.0, batch_size=10)
-    said = said_after((1, 2, 3, 4), settings, num_units=800)
-    assert said == ["step 4: 0.5 steps per second, about 120 steps in 4 minutes, 1.5 epochs"]
-
-
-def test_times_are_said_in_words():
-    said = [start_summary.in_words(seconds) for seconds in (0.2, 1.2, 89.0, 90.0, 5400.0)]
-    assert said == ["0 seconds", "1 second", "89 seconds", "2 minutes", "1.5 hours"]
