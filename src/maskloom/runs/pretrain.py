@@ -19,13 +19,12 @@ from maskloom.checkpoints.huggingface import CONFIG, LoadReport, load_model, rea
 from maskloom.config import PretrainRecipe, TrainingSection
 from maskloom.data.corpus.opening import Corpus, split_documents
 from maskloom.data.loader import Loader
-from maskloom.data.streams.sentence_pairs import pair_task_of
 from maskloom.errors import ConfigError
 from maskloom.inference.model_folder import resolve_model_folder, tokenizer_read
 from maskloom.models.architectures import architecture_of
 from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blocks
 from maskloom.models.model_config import ModelConfig
-from maskloom.objectives.pretraining import PRETRAINING, Pretraining, row_of, unigram_of
+from maskloom.objectives.pretraining import PRETRAINING, Pretraining, unigram_of
 from maskloom.objectives.reference import TokenFrequencies
 from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.model_writing import pretraining_card, write_best_model, write_model_folder
@@ -41,6 +40,7 @@ from maskloom.runs.pretraining_plan import (
 from maskloom.runs.resuming import changes_of, extended_recipe, extension_lines, verify_resuming
 from maskloom.runs.run_folder import METRICS, input_sums, prepare_run_folder, run_id
 from maskloom.runs.start_summary import default_lines, model_line, phase_lines, repeated_text_lines
+from maskloom.runs.task_summaries import held_out_line
 from maskloom.runs.word_vectors import take_word_vectors
 from maskloom.runs.words import vectors_file
 from maskloom.system.devices import describe_device, half_type
@@ -144,7 +144,7 @@ def _pretrain(
     run = _Run(recipe, opened, out, train, held_out, model, reference, progress, ranks)
     before = {} if init is None else run.metrics_before(plans)
     if init is not None:
-        progress.say(f"before step 1: {describe_metrics(before)}")
+        progress.say(f"before step 1: {held_out_line(before)}")
     metrics = run.train_phases(plans, verify=verify)
     metrics |= {"before": before} if before else {}
     whole = ranks.whole(model)
@@ -319,7 +319,7 @@ class _Run:
                 log=log,
                 evaluate=measure,
                 on_step=lambda report: progress.advance(report.step, **_figures(report)),
-                on_metrics=lambda step, metrics: progress.say(f"step {step}: {describe_metrics(metrics)}"),
+                on_metrics=lambda step, metrics: progress.say(f"step {step}: {held_out_line(metrics)}"),
                 say=progress.say,
                 name=plan.name,
                 ranks=ranks,
@@ -402,22 +402,3 @@ def _held_out_line(corpus: Corpus, held_out: np.ndarray) -> str:
     starts = corpus.sentence_offsets[corpus.document_offsets]
     share = int(np.diff(starts)[held_out].sum()) / max(1, corpus.num_tokens)
     return f"held out: {len(held_out):,} of {corpus.num_documents:,} documents, {100 * share:.3g} % of the tokens"
-
-
-def describe_metrics(metrics: dict[str, float]) -> str:
-    """Return held-out metrics as one readable line, or say that nothing is held out."""
-    if not metrics:
-        return "nothing held out to evaluate"
-    row, pair = row_of(metrics), pair_task_of(metrics) or ""
-    part = "" if row is None else row.part
-    forms = {
-        f"{part}_loss": f"{part.upper() if len(part) < 4 else part} loss {{:.3f}} nats",
-        "unigram_cross_entropy": " (unigram {:.3f})",
-        f"{part}_accuracy": ", accuracy {:.3f}",
-        f"{part}_perplexity": ", perplexity {:.1f}",
-        "forward_perplexity": " (forward {:.1f}",
-        "backward_perplexity": ", backward {:.1f})",
-        f"{pair}_accuracy": f"; {pair.upper()} accuracy {{:.3f}}",
-        f"{pair}_majority_fraction": " (majority {:.3f})",
-    }
-    return "held-out " + "".join(form.format(metrics[name]) for name, form in forms.items() if name in metrics)

@@ -6,11 +6,9 @@ import shlex
 from collections.abc import Collection
 from typing import Any
 
-from maskloom.data.streams.sentence_pairs import PAIR_TASKS
 from maskloom.errors import amount
 from maskloom.metrics.answers import is_percent
-from maskloom.objectives.pretraining import PRETRAINING, unigram_of
-from maskloom.runs.display import aligned, lines_of
+from maskloom.runs.display import aligned, formatted, lines_of
 from maskloom.tasks.kinds import KINDS
 
 _LOST = {
@@ -18,7 +16,16 @@ _LOST = {
     "num_left_out": ("sentence", "left out (document.max_sentences)"),
     "num_cut_questions": ("question", "truncated (span.max_question_length)"),
 }
-_HELD_OUT = (("loss", "{} loss, nats", "{:.3f}"), ("accuracy", "{} accuracy", "{:.1%}"))
+# How the names of the held-out metrics end that people are shown.
+_HELD_OUT = ("loss", "cross_entropy", "accuracy", "perplexity", "majority_fraction")
+
+
+def held_out_line(metrics: dict[str, float]) -> str:
+    """Return held-out metrics as one readable line, or say that nothing is held out."""
+    if not metrics:
+        return "nothing held out to evaluate"
+    told = [f"{name.replace('_', ' ')} {formatted(metrics[name])}" for name in metrics if name.endswith(_HELD_OUT)]
+    return f"held out: {', '.join(told)}"
 
 
 def pretraining_lines(result: dict[str, Any]) -> list[str]:
@@ -26,20 +33,9 @@ def pretraining_lines(result: dict[str, Any]) -> list[str]:
     before = result.get("before")
     if not before:
         return lines_of(result)
-    rows = [("held out", "before", "after")]
-    parts = {row.part: row.names[0] for row in PRETRAINING.values()}
-    names = parts | {task: row.name for task, row in PAIR_TASKS.items()}
-    shown = [
-        (f"{part}_{end}", name.format(loss), form) for part, loss in names.items() for end, name, form in _HELD_OUT
-    ]
-    for key, name, form in [*shown, *((f"{part}_perplexity", "perplexity", "{:,.1f}") for part in parts)]:
-        if isinstance(before.get(key), float) and isinstance(result.get(key), float):
-            rows.append((name, form.format(before[key]), form.format(result[key])))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [f"{name:<{widths[0]}}  {first:>{widths[1]}}  {last:>{widths[2]}}" for name, first, last in rows]
-    if unigram := unigram_of(result):
-        lines.append(f"{result['num_predictions']:,.0f} predicted pieces of held-out text; unigram: {unigram:.3f} nats")
-    return lines
+    names = [name for name in before if name.endswith(_HELD_OUT) and name in result]
+    rows = [(name, formatted(before[name]), formatted(result[name])) for name in names]
+    return aligned([("held out", "before", "after"), *rows])
 
 
 def finetuning_lines(result: dict[str, Any]) -> list[str]:
