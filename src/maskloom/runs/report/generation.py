@@ -13,7 +13,7 @@ from torch import Tensor
 
 from maskloom.checkpoints.huggingface import format_of
 from maskloom.errors import ConfigError, DataError, amount
-from maskloom.generation.search import DecodingStep, Generation
+from maskloom.generation.search import DecodingStep
 from maskloom.inference.inspection import (
     CROSS,
     DECODER,
@@ -88,7 +88,11 @@ def generation_report(
         [len(one.ids) for one in found],
         title=visible(model),
         facts=[
-            ("search" if found[0].settings.beam else "sampling", _how(found[0].settings)),
+            *(
+                (key.replace("_", " "), str(value))
+                for key, value in vars(found[0].settings).items()
+                if value is not None
+            ),
             *([("truncated", f"{amount(cut, 'source')} to {predictor.max_length} tokens")] if cut else []),
         ],
         num_left_out=num_left_out,
@@ -158,17 +162,6 @@ def _write(
     content = {"map": None, **more, "facts": facts, **drawn, "network": blocks(predictor.model)}
     write_html(page, "runs/report/generation.html", content)
     return {"page": str(page), "num_shown": len(lengths), "num_left_out": more["num_left_out"]}
-
-
-def _how(settings: Generation) -> str:
-    if settings.beam is None:
-        kept = f", top-k {settings.top_k}" if settings.top_k else ""
-        drawn = f"temperature {settings.temperature:g}{kept}, top-p {settings.top_p:g}, seed {settings.seed}"
-        return "the most likely token at each step" if settings.temperature == 0.0 else drawn
-    penalty = settings.length_penalty
-    rule = "the number of tokens" if penalty is None else f"((5 + tokens) / 6)^{penalty:g}"
-    texts = amount(settings.beam, "text")
-    return f"{texts} at each step; a score is the log-probability divided by {rule}, with the end"
 
 
 def _about(predictor: Predictor, text: str, one: Inspection, result: GeneratedText) -> dict[str, Any]:
@@ -253,10 +246,10 @@ def _masks(predictor: Predictor, maps: Mapping[str, AttentionMap], lengths: Sequ
     for kind, attention in maps.items():
         rows, columns = _axes(predictor, kind, attention, _MASKED)
         sees = attention.probabilities.amax((0, 1)) > 0.0
-        title, words = _TITLES[kind].partition(":")[0], _in_words(sees)
-        words += f" Only {_MASKED} tokens are shown." if max(sees.shape) > _MASKED else ""
+        title = _TITLES[kind].partition(":")[0]
+        cut = f"Only {_MASKED} tokens are shown." if max(sees.shape) > _MASKED else ""
         svg = heat_map(sees[:_MASKED, :_MASKED].float().tolist(), name=title, rows=rows, columns=columns)
-        charts.append(Chart(title, svg, words))
+        charts.append(Chart(title, svg, cut))
     width = min(max(lengths), _MOST)
     svg = heat_map(
         [[float(place < length) for place in range(width)] for length in lengths],
@@ -266,13 +259,6 @@ def _masks(predictor: Predictor, maps: Mapping[str, AttentionMap], lengths: Sequ
     )
     note = "A cell is a token of the source or prompt. Empty cells are padding, which no token attends to."
     return [*charts, Chart("Padding", svg, note)]
-
-
-def _in_words(sees: Tensor) -> str:
-    if bool(sees.all()):
-        return "Every row sees all columns."
-    is_causal = torch.equal(sees, torch.ones_like(sees).tril())
-    return "A token sees itself and those before it." if is_causal else "An empty cell is not seen."
 
 
 def _positions(predictor: Predictor) -> list[Chart]:
