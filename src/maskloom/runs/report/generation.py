@@ -81,6 +81,7 @@ def generation_report(
     predictor.count_truncated(cut)
     found = [inspect(predictor, ids, settings, number) for number, ids in enumerate(read)]
     shown = [predictor.shown(one.found, one.settings) for one in found]
+    used = {name: value for name, value in vars(found[0].settings).items() if value is not None}
     about = _write(
         Path(page),
         predictor,
@@ -88,11 +89,7 @@ def generation_report(
         [len(one.ids) for one in found],
         title=visible(model),
         facts=[
-            *(
-                (key.replace("_", " "), str(value))
-                for key, value in vars(found[0].settings).items()
-                if value is not None
-            ),
+            *((name.replace("_", " "), str(value)) for name, value in used.items()),
             *([("truncated", f"{amount(cut, 'source')} to {predictor.max_length} tokens")] if cut else []),
         ],
         num_left_out=num_left_out,
