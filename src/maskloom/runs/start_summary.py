@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from maskloom.config import FinetuneRecipe, FinetuneTraining, PretrainRecipe, TrainingSection
+from maskloom.config import FinetuneRecipe, PretrainRecipe, TrainingSection
 from maskloom.data.loader import Account
 from maskloom.errors import ConfigError, amount
 from maskloom.models.assembled import EncoderWithHeads
@@ -72,19 +72,10 @@ def finetuning_lines(recipe: FinetuneRecipe, settings: TrainingSection, data: En
     tokens = settings.batch_size * data.lengths.sum() / max(1, num_units)
     epochs = settings.steps * settings.batch_size / max(1, num_units)
     steps, whole = amount(settings.steps, "step"), _epochs(epochs)
-    lines = []
     if (minutes := recipe.training.minutes) is not None:
-        steps, whole, plain = f"{minutes:g} minutes, in steps", "epochs", FinetuneTraining()
-        lines = [
-            f"training.{name} = {value}: ignored, training.minutes is set"
-            for name, value in (("steps", recipe.training.steps), ("epochs", recipe.training.epochs))
-            if value != getattr(plain, name)
-        ]
-    elif recipe.training.steps is not None and recipe.training.epochs != FinetuneTraining().epochs:
-        lines = [f"training.epochs = {recipe.training.epochs:g}: ignored, training.steps is set"]
+        steps, whole = f"{minutes:g} minutes, in steps", "epochs"
     seeds = f", {recipe.restarts} seeds" if recipe.restarts > 1 else ""
     return [
-        *lines,
         f"task: {recipe.task}; {steps} of {settings.batch_size} {unit}, about {tokens:,.0f} tokens: {whole} of "
         f"{num_units:,} {unit} up to {recipe.data.max_length} tokens{seeds}",
         _optimisation(settings),
