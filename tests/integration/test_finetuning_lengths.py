@@ -381,11 +381,11 @@ def test_a_run_whose_best_weights_are_gone_or_changed_is_not_extended(kept, tmp_
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("best.json", "{}"), ("best.json", '{"step": "a"}'), ("result.json", "{}"), ("metrics.json", "{}")],
+    [("best.json", "{}"), ("best.json", '{"step": "a"}'), ("result.json", "{}")],
 )
 def test_extending_names_the_damaged_file(kept, name, content):
     out, worse, extend = kept
-    path = (out if name == "metrics.json" else worse) / name
+    path = worse / name
     path.write_text(content)
     refused(out, extend, f"{path}: the file is damaged: '")
 

@@ -17,7 +17,7 @@ _LOST = {
     "num_cut_questions": ("question", "truncated (span.max_question_length)"),
 }
 # How the names of the held-out metrics end that people are shown.
-_HELD_OUT = ("loss", "cross_entropy", "accuracy", "perplexity", "majority_fraction")
+_HELD_OUT = ("_loss", "_cross_entropy", "_accuracy", "_perplexity", "_majority_fraction")
 
 
 def held_out_line(metrics: dict[str, float]) -> str:
