@@ -82,7 +82,7 @@ def test_the_initial_weights_are_evaluated_before_step_1_and_stand_beside_the_en
     after = {key: value for key, value in result.items() if key != "before"}
     assert result["before"] == pytest.approx(after)
     assert [line for line in said if line.startswith("before step 1: held out: mlm loss")]
-    assert not [line for line in said if line.startswith("new parts with random weights")]
+    assert not [line for line in said if line.startswith("random weights")]
     result, _ = run(corpus, tmp_path / "trained", init, "training.learning_rate=0.01", "training.steps=40")
     assert result["mlm_loss"] < result["before"]["mlm_loss"] == pytest.approx(after["mlm_loss"])
     (start,) = starts(tmp_path / "trained")
@@ -120,9 +120,9 @@ def test_who_reads_the_text_of_the_initial_model_again_is_warned(corpus: Path, t
 
 def test_heads_that_a_folder_lacks_are_said_to_be_new(corpus: Path, tmp_path: Path) -> None:
     _, said = run(corpus, tmp_path / "run", model_folder(tmp_path / "init", ()), "data.next_sentence=false")
-    (line,) = [line for line in said if line.startswith("new parts with random weights")]
-    assert "masked-LM head; the loss before training is that of a random head" in line
-    assert "next-sentence" not in line
+    (line,) = [line for line in said if line.startswith("random weights, missing from the initial model: ")]
+    assert "cls.predictions" in line
+    assert "cls.seq_relationship" not in line
 
 
 def test_a_run_from_scratch_has_nothing_before(corpus: Path, tmp_path: Path) -> None:

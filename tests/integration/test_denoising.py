@@ -210,7 +210,7 @@ def test_an_encoder_gets_a_new_decoder_and_that_is_told(folder, tmp_path):
     invoke(*say, *one, "--out", tmp_path / "encoder")
     start = ("--set", "objective=denoising", "--init", tmp_path / "encoder")
     output = invoke(*say[:3], "--steps", 2, "--set", "data.max_length=40", *start, "--out", tmp_path / "both")
-    assert "new parts with random weights, missing from the initial model: decoder" in output
+    assert "random weights, missing from the initial model: " in output
     assert "model.architecture" not in output
     before, after = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("encoder", "both"))
     assert {name for name in before if name.startswith("encoder")} < {*after}

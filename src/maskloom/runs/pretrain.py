@@ -59,12 +59,6 @@ from maskloom.training.state import StepReport, TrainState
 
 _EVALUATION_BATCH = 64
 _BELOW_UNIGRAM = 0.1  # nats; a smaller advantage over word frequencies is no use of context
-_PARTS = (
-    ("cls.predictions", "masked-LM head"),
-    ("cls.seq_relationship", "next-sentence head"),
-    ("pooler", "pooler"),
-    ("heads.decoder", "decoder"),
-)
 
 
 @alone_in_folder(ranks_share=True)
@@ -201,11 +195,8 @@ def _check_vocabulary(init: Path, config: ModelConfig, corpus: Corpus) -> None:
 
 def _new_parts(report: LoadReport) -> list[str]:
     """Return a sentence on the parts that a model folder lacks and that start from random weights, or []."""
-    new = [name for prefix, name in _PARTS if any(prefix in parameter for parameter in report.new_parameters)]
-    if not new:
-        return []
-    text = f"new parts with random weights, missing from the initial model: {', '.join(new)}"
-    return [f"{text}; the loss before training is that of a random head" if "masked-LM head" in new else text]
+    new = dict.fromkeys(".".join(name.split(".")[:2]) for name in report.new_parameters)
+    return [f"random weights, missing from the initial model: {', '.join(new)}"] if new else []
 
 
 def _check_start(recipe: PretrainRecipe, corpus: Corpus, init: Path | None, ranks: Ranks) -> None:
