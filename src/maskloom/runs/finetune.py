@@ -326,11 +326,7 @@ def _account(
     num_other = sum(getattr(example, "label", None) not in seen[example.inputs()] for example in shared)
     notes = []
     for data, encoded in (train, dev):
-        report = data.report
-        for reason, count in report.dropped.items():
-            line = report.first_dropped_lines[reason]
-            notes.append(f"{report.path}: dropped {count} of {report.num_rows} rows: {reason} (first at line {line})")
-        notes += [f"{report.path}: {note}" for note in report.notes] + encoded.notes(report.path)
+        notes += [f"{data.report.path}: {note}" for note in data.report.notes] + encoded.notes(data.report.path)
     if shared:
         other = f", {num_other} of them with a different label" if num_other else ""
         notes.append(f"{len(shared)} of {len(dev[0].examples)} dev examples are also in train{other}")
