@@ -110,7 +110,9 @@ def rerun(
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders: pre-training, fine-tuning, search or GLUE.")],
-    out: Annotated[Path | None, typer.Option(help="The page to write; report.html by default.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The page to write; by default, report.html in the first run's folder.")
+    ] = None,
     examples: Annotated[
         int,
         typer.Option(min=0, help="Dev examples to predict for the lists of right and wrong predictions; 0 for none."),

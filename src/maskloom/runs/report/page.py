@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from markupsafe import escape
-
 from maskloom.data.streams.sentence_pairs import PAIR_TASKS
 from maskloom.errors import ConfigError
 from maskloom.objectives.pretraining import PRETRAINING, Pretraining, row_of, unigram_of
@@ -37,18 +35,15 @@ def report(
     """Write one page about one run, or several side by side, and return its path and the kinds of the runs.
 
     Runs of training, of a search and of GLUE are shown, finished or not. At most `num_examples` dev examples of each
-    fine-tuned run are predicted again. If `out` is None the page is report.html, unless that exists and is about other
-    runs. Raises ConfigError for a folder that is not a run, DataError for a run whose files are damaged.
+    fine-tuned run are predicted again. If `out` is None the page is report.html in the first run's folder. Raises
+    ConfigError for a folder that is not a run, DataError for a run whose files are damaged.
     """
-    target = Path("report.html" if out is None else out)
     if not 1 <= len(runs) <= _MAX_RUNS:
         raise ConfigError(f"{len(runs)} runs: a report shows 1 to {_MAX_RUNS}")
+    target = Path(runs[0]) / "report.html" if out is None else Path(out)
     check_page(target, "--out")
     names = distinct_names((folder.name, folder.parent.name) for folder in (Path(run).resolve() for run in runs))
     records = [read_run(run, name) for run, name in zip(runs, names, strict=True)]
-    title = f"<title>{escape(', '.join(names))}: "
-    if out is None and target.exists() and title not in target.read_text(encoding="utf-8", errors="replace"):
-        raise ConfigError(f"{target} is not a page about these runs; name another page with --out")
     shown = {}
     for record in [inner for run in records for inner in run.trained]:
         if record.kind == "finetune" and num_examples and record.result is not None:
