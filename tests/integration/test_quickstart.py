@@ -118,7 +118,6 @@ def test_the_report_holds_everything_itself(finished: tuple[Path, dict[str, Any]
     assert links.tags.count("svg") > 8
     assert not re.search(r"url\(|@import", page)
     assert f"{results['pretraining']['mlm_accuracy']:.4g}" in page
-    assert "sentence-random: best on dev, one dot per seed" in page
     assert "pair-pretrained: examples from dev" in page
     assert all(name in page for name in results["text"]["areas"])
 

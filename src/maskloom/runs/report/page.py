@@ -10,7 +10,7 @@ from typing import Any
 from maskloom.data.streams.sentence_pairs import PAIR_TASKS
 from maskloom.errors import ConfigError
 from maskloom.objectives.pretraining import PRETRAINING, Pretraining, row_of, unigram_of
-from maskloom.runs.charts import DotRow, Line, distinct_names, dot_chart, line_chart, visible, write_html
+from maskloom.runs.charts import Line, distinct_names, line_chart, visible, write_html
 from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.first_look import check_page
 from maskloom.runs.report.record import (
@@ -60,11 +60,10 @@ def report(
         "search_rows": search_rows,
         "glue_rows": glue_rows,
         "notes_of": notes_of,
-        "seeds": [_seeds(run.name, best) for run in done if (best := run.best) and len(best["restarts"]["scores"]) > 1],
         "scores": score_table(records),
-        "differences": differences(records),
+        "differences": differences(records) if len(records) > 1 else [],
         "names": names,
-        "accounts": _accounts(records),
+        "accounts": {record.name: data_account(record) for record in records},
         "surroundings": surroundings(records),
         "trouble": trouble_table(records),
         "examples": shown,
@@ -92,24 +91,6 @@ def _card(run: RunRecord, colours: dict[str, str]) -> dict[str, Any]:
         "state": "finished" if run.result is not None else f"not finished{reached}",
         "spread": restarts_text(spread) if spread and spread["num_restarts"] > 1 else None,
     }
-
-
-def _accounts(runs: list[RunRecord]) -> dict[str, list[list[str]]]:
-    """Return what was read, by names of runs; runs that read the same share an entry."""
-    by_content: dict[str, tuple[list[str], list[list[str]]]] = {}
-    for run in runs:
-        if rows := data_account(run):
-            by_content.setdefault(repr(rows), ([], rows))[0].append(run.name)
-    return {", ".join(names): rows for names, rows in by_content.values()}
-
-
-def _seeds(name: str, best: dict[str, Any]) -> Chart:
-    """Draw the scores of all seeds, with the score of a constant answer or else the mean as a level."""
-    spread, reference = best["restarts"], best["best"]["reference"]
-    level = ("mean", spread["mean"]) if reference is None else ("constant answer", reference)
-    rows = [DotRow("best on dev", list(spread["scores"].values()), "c0")]
-    svg = dot_chart(rows, level=level, name="one dot per seed", as_percent=False)
-    return Chart(f"{name}: best on dev, one dot per seed", svg)
 
 
 NUM_COLOURS = 6

@@ -143,14 +143,7 @@ def score_table(runs: list[RunRecord]) -> Table:
 
 
 def differences(runs: list[RunRecord]) -> Table:
-    """Return the keys in which runs differ (recipe, inputs, reading); for one run, those changed from the defaults."""
-    if len(runs) == 1:
-        recipe, default = flat(runs[0].recipe), flat(_defaults(runs[0]))
-        return [
-            [key, _figure(value), _figure(default.get(key))]
-            for key, value in recipe.items()
-            if value != default.get(key) and value not in ({}, [])
-        ]
+    """Return the keys in which runs differ: of the recipe, the inputs and how they were read."""
     first, *others = flattened = [_settings(run) for run in runs]
     return [row for row in _beside(flattened) if any(run.get(row[0]) != first.get(row[0]) for run in others)]
 
@@ -208,13 +201,9 @@ def _beside(columns: list[dict[str, Any]]) -> Table:
     return [[key, *(_figure(values.get(key)) for values in columns)] for key in keys]
 
 
-def _defaults(run: RunRecord) -> dict[str, Any]:
-    kind = PretrainRecipe if run.kind == "pretrain" else FinetuneRecipe
-    return kind().model_dump(exclude_none=True)
-
-
 def _settings(run: RunRecord) -> dict[str, Any]:
     """Return everything that may distinguish one run from another, as flat keys."""
+    kind = PretrainRecipe if run.kind == "pretrain" else FinetuneRecipe
     inputs = run.description.get("inputs", {})
     paths = run.description.get("paths", {})
     read = {
@@ -223,7 +212,7 @@ def _settings(run: RunRecord) -> dict[str, Any]:
         if name not in ("reading", "space", "tasks")
     }
     reading = {f"read with: {key}": value for key, value in flat(inputs.get("reading") or {}).items()}
-    return {**flat(_defaults(run)), **flat(run.recipe), **read, **reading}
+    return {**flat(kind().model_dump(exclude_none=True)), **flat(run.recipe), **read, **reading}
 
 
 def _corpus_account(run: RunRecord) -> Table:
