@@ -21,7 +21,7 @@ def page_of(folder, name, texts=("one two three", "four"), given=SEARCH, words=W
 @pytest.mark.parametrize("name", ["transformer", "bart", "t5"])
 def test_a_writer_is_shown_by_attention_steps_masks_and_positions(name, tmp_path):
     page, found = page_of(tmp_path, name)
-    for title, number in (("Cross-attention", 1), ("Self-attention of the encoder", 3), ("Padding", 1)):
+    for title, number in (("Cross-attention", 1), ("Self-attention of the encoder", 3)):
         assert page.count(f"<h3>{title}</h3>") == number  # for the masks, and for both texts
     assert page.count("<h3>Cross-attention: from") == 2
     layers = 3 if name != "bart" else 2

@@ -86,7 +86,6 @@ def generation_report(
         Path(page),
         predictor,
         found[0].maps,
-        [len(one.ids) for one in found],
         title=visible(model),
         facts=[
             *((name.replace("_", " "), str(value)) for name, value in used.items()),
@@ -126,7 +125,6 @@ def attention_report(
         Path(page),
         predictor,
         maps[0],
-        [len(one.ids) for one in read],
         title=visible(model),
         num_left_out=num_left_out,
         texts=[[visible(part) for part in pair if part is not None] for pair in inputs],
@@ -142,10 +140,8 @@ def _first(source: FileReading) -> tuple[list[Any], int]:
     return rows, number - len(rows)
 
 
-def _write(
-    page: Path, predictor: Predictor, maps: Mapping[str, AttentionMap], lengths: Sequence[int], **more: Any
-) -> dict[str, Any]:
-    """Write a page about a model and texts of these lengths; `maps` are those of the first. Return a summary."""
+def _write(page: Path, predictor: Predictor, maps: Mapping[str, AttentionMap], **more: Any) -> dict[str, Any]:
+    """Write a page about a model and texts; `maps` are those of the first. Return a summary."""
     config, heads = predictor.model.config, predictor.model.heads
     decoder = [cast(TiedDecoder, heads[DECODER])] if DECODER in heads else []
     facts = [
@@ -155,10 +151,10 @@ def _write(
         ("heads", str(config.num_attention_heads)),
         *more.get("facts", []),
     ]
-    drawn = {"masks": _masks(predictor, maps, lengths), "positions": _positions(predictor)}
+    drawn = {"masks": _masks(predictor, maps), "positions": _positions(predictor)}
     content = {"map": None, **more, "facts": facts, **drawn, "network": blocks(predictor.model)}
     write_html(page, "runs/report/generation.html", content)
-    return {"page": str(page), "num_shown": len(lengths), "num_left_out": more["num_left_out"]}
+    return {"page": str(page), "num_shown": len(more["texts"]), "num_left_out": more["num_left_out"]}
 
 
 def _about(predictor: Predictor, text: str, one: Inspection, result: GeneratedText) -> dict[str, Any]:
@@ -237,8 +233,8 @@ def _step(predictor: Predictor, step: DecodingStep) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def _masks(predictor: Predictor, maps: Mapping[str, AttentionMap], lengths: Sequence[int]) -> list[Chart]:
-    """Return which tokens see which in the first text (non-zero attention), and the padding of a batch of all texts."""
+def _masks(predictor: Predictor, maps: Mapping[str, AttentionMap]) -> list[Chart]:
+    """Return which tokens see which in the first text: those with any attention."""
     charts = []
     for kind, attention in maps.items():
         rows, columns = _axes(predictor, kind, attention, _MASKED)
@@ -247,15 +243,7 @@ def _masks(predictor: Predictor, maps: Mapping[str, AttentionMap], lengths: Sequ
         cut = f"Only {_MASKED} tokens are shown." if max(sees.shape) > _MASKED else ""
         svg = heat_map(sees[:_MASKED, :_MASKED].float().tolist(), name=title, rows=rows, columns=columns)
         charts.append(Chart(title, svg, cut))
-    width = min(max(lengths), _MOST)
-    svg = heat_map(
-        [[float(place < length) for place in range(width)] for length in lengths],
-        name="padding",
-        rows=[f"text {number} ({length})" for number, length in enumerate(lengths, start=1)],
-        columns=[str(place) for place in range(1, width + 1)],
-    )
-    note = "A cell is a token of the source or prompt. Empty cells are padding, which no token attends to."
-    return [*charts, Chart("Padding", svg, note)]
+    return charts
 
 
 def _positions(predictor: Predictor) -> list[Chart]:
