@@ -120,9 +120,7 @@ def charts_of(records: list[RunRecord]) -> dict[str, list[Chart]]:
 
 def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
     """Draw losses and accuracies in one chart for each kind of prediction, as those of others are not comparable."""
-    if not runs:
-        return []
-    losses, pairs, accuracies = list[Chart | None](), list[Chart | None](), list[Chart | None]()
+    charts: list[Chart | None] = []
     for part, row in {_predicted(run).part: _predicted(run) for run in runs}.items():
         chosen, (loss_name, targets) = [run for run in runs if _predicted(run).part == part], row.names
         loss = _chart(
@@ -134,14 +132,13 @@ def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
             levels=_level("word frequency", map(unigram_of, map(scores, chosen))),
             note="Thin line: training; with dots: held out. Below the dashed line, the model uses context.",
         )
-        losses.append(loss)
         title = f"{targets} predicted correctly, held out"
-        accuracies.append(_chart(title, chosen, colours, None, f"{part}_accuracy", as_percent=True))
+        charts += [loss, _chart(title, chosen, colours, None, f"{part}_accuracy", as_percent=True)]
     for pair, task in PAIR_TASKS.items():
         levels = _level("majority", (scores(run).get(f"{pair}_majority_fraction") for run in runs))
         title = f"{_capital(task.name)} accuracy, held out"
-        pairs.append(_chart(title, runs, colours, None, f"{pair}_accuracy", levels=levels, as_percent=True))
-    return [chart for chart in (*losses, *pairs, *accuracies, *_optimisation(runs, colours)) if chart is not None]
+        charts.append(_chart(title, runs, colours, None, f"{pair}_accuracy", levels=levels, as_percent=True))
+    return [chart for chart in (*charts, *_optimisation(runs, colours)) if chart is not None]
 
 
 def _predicted(run: RunRecord) -> Pretraining:
