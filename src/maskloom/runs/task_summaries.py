@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection
 from typing import Any
 
 from maskloom.errors import amount
-from maskloom.metrics.answers import is_percent
 from maskloom.runs.display import aligned, formatted, lines_of
+from maskloom.runs.search_table import restarts_text
 from maskloom.tasks.kinds import KINDS
 
 _LOST = {
@@ -46,8 +45,8 @@ def finetuning_lines(result: dict[str, Any]) -> list[str]:
         steps = ", ".join(map(str, best["averaged"]))
         kept = f"seed {result['best_seed']}: the mean of the checkpoints at steps {steps}"
     if last["step"] != best["step"]:
-        kept += f"; after its last epoch it had {_figure(name, last['scores'][name], last['scores'])}"
-    rows = [("kept", kept), *_score_rows(name, best["scores"], best["reference"]), *_restart_rows(result)]
+        kept += f"; after its last epoch it had {formatted(last['scores'][name])}"
+    rows = [("kept", kept), *_score_rows(name, best["scores"], best["reference"]), *_restart_rows(result["restarts"])]
     if data["labels"]:
         rows.append(("labels", ", ".join(data["labels"])))
     if data["class_weights"]:
@@ -127,37 +126,21 @@ def _tuned_rows(tuned: dict[str, Any]) -> list[tuple[str, str]]:
         text = f"{value:.4f}" if by_label is None else ", ".join(f"{label} {value:.3f}" for label, value in by_label)
         rows.append((name, text))
     for name, value in tuned["before"].items():
-        before, after = (_figure(name, found, tuned["before"]) for found in (value, tuned["after"][name]))
-        rows.append((name, before if value == tuned["after"][name] else f"{before} -> {after}"))
+        after = tuned["after"][name]
+        rows.append((name, formatted(value) if value == after else f"{formatted(value)} -> {formatted(after)}"))
     return rows
 
 
 def _score_rows(primary: str, scores: dict[str, float], reference: float | None) -> list[tuple[str, str]]:
     """Put the deciding score first, next to the score of a constant answer where there is one."""
-    constant = "" if reference is None else f"  (constant answer: {_figure(primary, reference, scores)})"
-    rows = [(primary, f"{_figure(primary, scores[primary], scores)}{constant}")]
-    return rows + [(name, _figure(name, value, scores)) for name, value in scores.items() if name != primary]
+    constant = "" if reference is None else f"  (constant answer: {formatted(reference)})"
+    rows = [(primary, f"{formatted(scores[primary])}{constant}")]
+    return rows + [(name, formatted(value)) for name, value in scores.items() if name != primary]
 
 
-def _figure(name: str, value: float, scores: Collection[str]) -> str:
-    """Format a score: BLEU and chrF in points, others in percent where `is_percent` says so, else in decimals."""
-    if name in ("bleu", "chrf"):
-        return f"{value:.2f}"  # points, as usually reported
-    return f"{value:.2f} %" if is_percent(name, scores) else f"{value:.4f}"
-
-
-def _restart_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
-    restarts, name, names = result["restarts"], result["metric"], result["best"]["scores"]
+def _restart_rows(restarts: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("degenerate", f"seed {seed}: {reason}") for seed, reason in restarts["degenerate"].items()]
-    if restarts["num_restarts"] == 1:
-        return rows
-    each = ", ".join(f"{_figure(name, score, names)} (seed {seed})" for seed, score in restarts["scores"].items())
-    spread = restarts["standard_deviation"]
-    spread = "no spread (one score)" if spread is None else f"standard deviation {_figure(name, spread, names)}"
-    text = f"{name} {_figure(name, restarts['mean'], names)} on average, {spread}: {each}"
-    if restarts["degenerate"] and restarts["mean_of_sound"] is not None:
-        text += f"; {_figure(name, restarts['mean_of_sound'], names)} on average without degenerate ones"
-    return [(f"{restarts['num_restarts']} restarts", text), *rows]
+    return rows if restarts["num_restarts"] == 1 else [("restarts", restarts_text(restarts)), *rows]
 
 
 def examples_text(account: dict[str, Any]) -> str:
