@@ -10,7 +10,7 @@ import typer
 from maskloom.cli.options import AsJson, Averaged, Device, MaxLength, Model, Out, draws, reads, show, takes_models
 from maskloom.errors import UsageError
 from maskloom.rows import PoolingMode
-from maskloom.runs.display import lines_of, terminal_progress
+from maskloom.runs.display import terminal_progress
 from maskloom.system.foreign_files import check_model_name, check_regular
 
 Input = Annotated[Path, typer.Option("--input", help="Texts: .csv, .tsv, .jsonl, or .txt with one per line.")]
@@ -59,11 +59,10 @@ def predict(
     check_predictions(input_file, output, kind_of(models[0]), csv_safe=csv_safe)
     look_at_input(models, input_file, reading, needs_label=False)
     from maskloom.runs.predict import predict as run  # heavy, so wrong data is rejected first
-    from maskloom.runs.task_summaries import written_lines
 
     how = {"reading": reading, "max_length": max_length, "average": average, "csv_safe": csv_safe}
     result = run(models, input_file, output, **how, progress=terminal_progress())
-    show(result, as_json, lines=written_lines, beside=output)
+    show(result, as_json, beside=output)
 
 
 def fill_mask(
@@ -128,7 +127,6 @@ def embed(
     look_at_texts(model, input_file, reading)
     from maskloom.inference import Predictor  # heavy, so wrong data is rejected first
     from maskloom.runs.predict import embed as run
-    from maskloom.runs.task_summaries import written_lines
 
     how, page, written = {"reading": reading}, {}, {}
     one = None  # for both; int8 replaces the weights with which the page computes
@@ -141,7 +139,7 @@ def embed(
         one = one or Predictor.load(model, max_length=max_length, int8=int8, precision="auto" if int8 else precision)
         how |= {"pooling": pooling, "normalize": normalize, "progress": terminal_progress()}
         written = {**run(one, input_file, output, **how), "precision": precision}
-    show({**written, **page}, as_json, lines=written_lines if written else lines_of, beside=output)
+    show({**written, **page}, as_json, beside=output)
 
 
 def _precision(flags: dict[str, Any], output: Path | None, device: str | None) -> str:

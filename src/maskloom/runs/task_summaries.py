@@ -80,19 +80,6 @@ def tuning_lines(result: dict[str, Any]) -> list[str]:
     return aligned([*_tuned_rows(result), ("examples", examples_text(result["data"])), ("model", result["model"])])
 
 
-def written_lines(result: dict[str, Any]) -> list[str]:
-    """Return what a file of predictions or vectors contains and what was read to produce it."""
-    if "num_vectors" in result:
-        form = f"{result['pooling']}{', length 1' if result['normalized'] else ''}"
-        what = f"{amount(result['num_vectors'], 'vector')} of {result['hidden_size']} numbers ({form})"
-    else:
-        what = f"{amount(result['num_predictions'], 'prediction')}, in the order of the input"
-    account = {key: result.get(key) for key in ("num_truncated_examples", "max_length", *_LOST)}
-    page = [("page", result["page"])] if "page" in result else []
-    read = examples_text({**result["data"], **account})
-    return aligned([("written", f"{result['output']}: {what}"), ("read", read), *page])
-
-
 def generated_lines(result: dict[str, Any]) -> list[str]:
     """Return a generated text, or the texts of a search with their scores, and the name of a page about them."""
     texts = [result, *result.get("others", [])]

@@ -1,4 +1,4 @@
-from maskloom.runs.task_summaries import evaluation_lines, finetuning_lines, written_lines
+from maskloom.runs.task_summaries import evaluation_lines, finetuning_lines
 
 ACCOUNT = {
     "path": "train.csv", "num_rows": 1_200, "num_kept": 1_199, "dropped": {"empty text": 1},
@@ -70,20 +70,6 @@ def test_cut_targets_are_told():
     run = finetuned()
     run["data"]["train"] = account
     assert any("1,002 targets truncated" in line for line in finetuning_lines(run) if line.startswith("train"))
-
-
-def test_files_in_lines():
-    counts = {"output": "o.npy", "num_truncated_examples": 3, "max_length": 32, "data": {**ACCOUNT, "dropped": {}}}
-    vectors = {"num_vectors": 1_199, "hidden_size": 384, "pooling": "mean", "normalized": True}
-    assert written_lines({**counts, **vectors}) == [
-        "written  o.npy: 1,199 vectors of 384 numbers (mean, length 1)",
-        "read     1,199 of 1,200 rows of train.csv; 3 truncated to 32 tokens",
-    ]
-    assert (
-        written_lines({**counts, "num_predictions": 5})[0] == "written  o.npy: 5 predictions, in the order of the input"
-    )
-    noted = {**counts, **vectors, "data": {**counts["data"], "notes": ["cut as training was not"]}}
-    assert written_lines(noted)[1].endswith("; cut as training was not")
 
 
 def test_the_command_to_try_can_be_copied():
