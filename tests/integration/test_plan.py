@@ -103,9 +103,6 @@ def test_minutes_favour_the_size_whose_reference_run_came_lowest(corpus, monkeyp
     assert "reference: held-out masked-LM loss in nats on some text, rows of 24" in said
     assert "tiny  4.00 at step 100, after 5,000 tokens" in said
     assert "best for 1 minutes: tiny; run: maskloom pretrain --corpus DIR --minutes 1 --size tiny --out RUN" in said
-    assert "may do as well" not in said
-    other = {**found[1], "favoured": "mini"}
-    assert "tiny: its reference run was shorter, so it may do as well" in plan_lines(other)
     a_day = recipe("training.minutes=1440", "model.size=tiny")
     day = plan_pretraining(a_day, corpus=corpus, seconds=0.1)  # on any machine
     assert "epochs, more than the paper's 40: more text would help more than more steps" in "\n".join(plan_lines(day))
@@ -177,10 +174,9 @@ def test_a_size_beyond_memory_is_left_out_and_said(corpus, monkeypatch):
     assert ([row["size"] for row in result["sizes"]], result["too_large"]) == (["tiny"], ["base"])
     lines = plan_lines(result)
     assert "base: its weights, gradients and moments take more memory than is free" in lines
-    told = "tiny: needs more memory than is free; a training.micro_batch_size below the batch size needs less"
-    assert told in lines
+    assert lines[0].endswith(", 0.0 GiB free")
     monkeypatch.setattr(module, "available_memory", lambda: None)
-    assert told not in plan_lines(plan_pretraining(recipe("model.size=tiny"), corpus=corpus, seconds=0.1))
+    assert not plan_lines(plan_pretraining(recipe("model.size=tiny"), corpus=corpus, seconds=0.1))[0].endswith("free")
 
 
 def test_free_memory_is_that_of_the_device(monkeypatch):

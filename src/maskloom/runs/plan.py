@@ -215,18 +215,15 @@ def _reference(curve: list[list[float]], tokens: float) -> tuple[float | None, b
 def plan_lines(result: dict[str, Any], command: str = "maskloom pretrain --corpus CORPUS") -> list[str]:
     """Return a plan as readable lines; `command` is the command that would run it, without its size and output."""
     corpus, minutes, rows = result["corpus"], result["minutes"], result["sizes"]
+    device, free = result["device"], result["memory_free"]
+    device += "" if free is None else f", {free / 2**30:.1f} GiB free"
     lines = [
-        f"corpus: {corpus['num_tokens']:,} tokens in {corpus['documents']:,} documents; device: {result['device']}",
+        f"corpus: {corpus['num_tokens']:,} tokens in {corpus['documents']:,} documents; device: {device}",
         "",
         *aligned([_COLUMNS, *map(_cells, rows)]),
     ]
     for size in result["too_large"]:
         lines.append(f"{size}: its weights, gradients and moments take more memory than is free")
-    lines += [
-        f"{row['size']}: needs more memory than is free; a training.micro_batch_size below the batch size needs less"
-        for row in rows
-        if result["memory_free"] is not None and row["memory"] > result["memory_free"]
-    ]
     shown = [(size, point) for size, point in result["milestones"].items() if any(row["size"] == size for row in rows)]
     if shown:
         reference = result["reference"]
@@ -241,11 +238,6 @@ def plan_lines(result: dict[str, Any], command: str = "maskloom pretrain --corpu
     ]
     if favoured := result["favoured"]:
         lines += ["", f"best for {minutes:g} minutes: {favoured}; run: {command} --size {favoured} --out RUN"]
-        lines += [
-            f"{row['size']}: its reference run was shorter, so it may do as well"
-            for row in rows
-            if row["is_beyond"] and row["size"] != favoured
-        ]
     return lines
 
 
