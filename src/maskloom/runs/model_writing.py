@@ -24,7 +24,7 @@ from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.runs.display import printable
 from maskloom.system.files import copy_files, replacing, replacing_folder, write_json, write_text
-from maskloom.system.foreign_files import file_inside, read_json_object, why_unreadable
+from maskloom.system.foreign_files import file_inside, read_json_object
 from maskloom.tasks.kinds import KINDS
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.checkpointing.checkpoints import REST, check_shapes, checkpoint_weights, step_folders
@@ -34,8 +34,6 @@ _OWNER = r"(?!(?:models?|outputs?|results?|checkpoints?|runs?|data|tmp)/)[A-Za-z
 _HUB_NAME = re.compile(
     rf"{_OWNER}/(?!checkpoint-)[A-Za-z0-9][\w.-]{{0,95}}|bert-(?:base|large)-[\w-]{{1,80}}", re.ASCII
 )
-_BASE_IN_CARD = re.compile(r"""^base_model:\s*-?\s*["']?([\w./-]+)["']?\s*$""", re.MULTILINE)
-_MOST_OF_CARD = 1 << 16
 _HUB_METRICS = {
     **{name: name for name in ("f1", "precision", "recall", "exact_match", "chrf")},
     **dict.fromkeys(("f1_micro", "f1_macro"), "f1"),
@@ -162,17 +160,12 @@ def model_name(folder: Path) -> str:
 
 
 def hub_name(folder: Path) -> str | None:
-    """Return the hub name of a model folder, or of the model from which it was made; None if no file states one.
+    """Return the hub name that a model folder's configuration states, or None.
 
     A local path does not count, because a hub would link to whatever has that name there.
     """
-    config, card = file_inside(folder, "config.json"), folder / "README.md"
+    config = file_inside(folder, "config.json")
     named = "" if config is None else str(read_json_object(config).get("_name_or_path"))
-    if not _HUB_NAME.fullmatch(named) and why_unreadable(card) is None:
-        with card.open("rb") as file:
-            header = file.read(_MOST_OF_CARD).decode("utf-8", "replace").partition("\n---")[0]
-        found = _BASE_IN_CARD.search(header) if header.startswith("---\n") else None
-        named = found[1] if found else ""
     return named if _HUB_NAME.fullmatch(named) else None
 
 

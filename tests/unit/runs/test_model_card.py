@@ -22,12 +22,10 @@ def written(card, folder):
     return ModelCard.load(folder / "README.md")
 
 
-def base_folder(folder, *, config=None, card=None):
+def base_folder(folder, *, config):
     folder.mkdir(parents=True)
     if config is not None:
         (folder / "config.json").write_text(json.dumps(config))
-    if card is not None:
-        (folder / "README.md").write_text(card)
     return folder
 
 
@@ -118,31 +116,26 @@ def test_a_model_in_a_local_folder_is_named_in_the_text_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("config", "card", "expected"),
+    ("config", "expected"),
     [
-        ({"_name_or_path": "google/bert_uncased_L-2_H-128_A-2"}, None, "google/bert_uncased_L-2_H-128_A-2"),
-        ({"_name_or_path": "bert-base-uncased"}, None, "bert-base-uncased"),
-        ({"_name_or_path": "my-bert"}, None, None),
-        ({"_name_or_path": "./runs/bert"}, None, None),
-        ({"_name_or_path": "/home/me/bert"}, None, None),
-        ({"_name_or_path": "models/bert"}, None, None),
-        ({"_name_or_path": "bert-ft/checkpoint-500"}, None, None),
-        ({"_name_or_path": ["a/b"]}, None, None),
-        ({}, "---\nbase_model: nreimers/MiniLM-L6-H384-uncased\n---\n\n# A\n", "nreimers/MiniLM-L6-H384-uncased"),
-        ({}, '---\nbase_model:\n- "google-bert/bert-base-uncased"\ntags: []\n---\n', "google-bert/bert-base-uncased"),
-        ({}, "---\nbase_model: run-7\n---\n", None),
-        ({}, "# No header\n\nbase_model: a/b\n", None),
-        ({"_name_or_path": "/tmp/x"}, "---\nbase_model: a/b\n---\n", "a/b"),
-        (None, None, None),
+        ({"_name_or_path": "google/bert_uncased_L-2_H-128_A-2"}, "google/bert_uncased_L-2_H-128_A-2"),
+        ({"_name_or_path": "bert-base-uncased"}, "bert-base-uncased"),
+        ({"_name_or_path": "my-bert"}, None),
+        ({"_name_or_path": "./runs/bert"}, None),
+        ({"_name_or_path": "/home/me/bert"}, None),
+        ({"_name_or_path": "models/bert"}, None),
+        ({"_name_or_path": "bert-ft/checkpoint-500"}, None),
+        ({"_name_or_path": ["a/b"]}, None),
+        ({}, None),
+        (None, None),
     ],
 )
-def test_the_base_model_is_one_that_a_hub_knows(tmp_path, config, card, expected):
-    base = base_folder(tmp_path / "base", config=config, card=card)
+def test_the_base_model_is_one_that_a_hub_knows(tmp_path, config, expected):
+    base = base_folder(tmp_path / "base", config=config)
     assert hub_name(base) == expected
     made = finetuning_card(FinetuneRecipe(), what="w", scores={}, base=base, dev="dev.csv", config=BERT)
     (tmp_path / "next").mkdir()
     assert written(made, tmp_path / "next").data.base_model == expected
-    assert hub_name(tmp_path / "next") == expected  # and is passed on to models trained from this one
     drawn = load_recipe(FinetuneRecipe, None, ["from_scratch=true"])
     found = written(finetuning_card(drawn, what="w", scores={}, base=base, dev="dev.csv", config=BERT), tmp_path)
     assert found.data.base_model is None
