@@ -288,13 +288,10 @@ def submit_to_glue(
     run_folder: Annotated[Path, typer.Option("--run", help="The folder of a GLUE run.")],
     data: Data,
     out: Annotated[Path, typer.Option(help="The zip to write.")] = Path("submission.zip"),
-    allow_partial: Annotated[
-        bool, typer.Option("--allow-partial", help="Accept missing files; the leaderboard does not.")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Predict on the test files and write a validated zip for the leaderboard."""
     from maskloom.runs.glue.run import submission_lines, submit_glue
 
-    result = submit_glue(run_folder, data=data, out=out, allow_partial=allow_partial, progress=terminal_progress())
+    result = submit_glue(run_folder, data=data, out=out, progress=terminal_progress())
     show(result, as_json, lines=submission_lines, beside=out)

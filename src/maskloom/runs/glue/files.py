@@ -172,17 +172,13 @@ def count_test_rows(path: Path) -> int:
 HEADER = "index\tprediction"
 
 
-def problems_of(archive: zipfile.ZipFile, *, allow_partial: bool = False) -> list[str]:
-    """Return the problems of a submission, an open zip, at most one per file; [] means that it is sound.
-
-    With `allow_partial` files may be missing; those present must still be complete.
-    """
+def problems_of(archive: zipfile.ZipFile) -> list[str]:
+    """Return the problems of a submission, an open zip, at most one per file; [] means that it is sound."""
     names, known = archive.namelist(), {file.name: file for file in SUBMISSION}
     problems = [f"{name}: not a submission file" for name in names if name not in known]
     problems += [f"{name}: occurs {names.count(name)} times in the zip" for name in known if names.count(name) > 1]
-    absent = sorted(known.keys() - set(names))
-    if absent and not allow_partial:
-        problems.append(f"missing: {', '.join(absent)} (--allow-partial accepts a zip without them)")
+    if absent := sorted(known.keys() - set(names)):
+        problems.append(f"missing: {', '.join(absent)}")
     for name, file in known.items():
         if name in names and (problem := _problem_of(archive.read(name).decode(), file)):
             problems.append(f"{name}: {problem}")

@@ -193,25 +193,17 @@ _WINDOW = 4096
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # fixed, so that the same answers give the same bytes
 
 
-def submit_glue(
-    run: Path, *, data: Path, out: Path, allow_partial: bool = False, progress: Progress = SILENT
-) -> dict[str, Any]:
+def submit_glue(run: Path, *, data: Path, out: Path, progress: Progress = SILENT) -> dict[str, Any]:
     """Answer the test files with the models of a GLUE run and write the zip; return what was answered.
 
     A row that cannot be read (QQP's short rows, an empty text) gets the most common answer of its file and is counted.
-    Raises DataError for missing files and files whose task has no model (with `allow_partial` they are left out and
-    named), and with all problems that the check finds in the zip; ConfigError for another suffix or a folder.
+    Raises DataError for missing files and files whose task has no model, and with all problems that the check finds in
+    the zip; ConfigError for another suffix or a folder.
     """
     if out.suffix.lower() != ".zip" and not is_stream(out):
         raise ConfigError(f"{out}: a submission must be a .zip file")
     check_place(data, out)
-    sources, absent = _sources(run, data)
-    if absent and not allow_partial:
-        listed = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
-        raise DataError(f"a submission has {len(SUBMISSION)} files; {listed} (--allow-partial leaves them out)")
-    if not sources:
-        raise DataError(f"{data}: there is nothing to answer: {'; '.join(absent.values())}")
-    num_rows = {}
+    sources, num_rows = _sources(run, data), {}
     for name, path in sources.items():
         if name.startswith("MNLI"):
             check_genres(path, matched=name == "MNLI-m")
@@ -220,16 +212,15 @@ def submit_glue(
     held = io.BytesIO()  # a few megabytes, checked before anything is written
     with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in SUBMISSION:
-            if file.column in sources:
-                answers, account[file.name] = _answers(file, sources[file.column], num_rows[file.column], run, progress)
-                _put(archive, file.name, answers)
+            answers, account[file.name] = _answers(file, sources[file.column], num_rows[file.column], run, progress)
+            _put(archive, file.name, answers)
     with zipfile.ZipFile(held) as archive:
-        problems = problems_of(archive, allow_partial=allow_partial)
+        problems = problems_of(archive)
     if problems:
         raise DataError(f"{out} was not written; the check found:\n" + "\n".join(problems))
     with output_file(out) as written:
         written.write(held.getvalue())
-    return {"output": str(out), "files": account, "absent": absent, "is_complete": not absent}
+    return {"output": str(out), "files": account}
 
 
 def _put(archive: zipfile.ZipFile, name: str, answers: list[str]) -> None:
@@ -239,12 +230,12 @@ def _put(archive: zipfile.ZipFile, name: str, answers: list[str]) -> None:
     archive.writestr(entry, "\n".join(lines) + "\n")
 
 
-def _sources(run: Path, data: Path) -> tuple[dict[str, Path], dict[str, str]]:
-    """Return the unlabelled file of each column that can be answered, and why the others cannot be."""
+def _sources(run: Path, data: Path) -> dict[str, Path]:
+    """Return the unlabelled file of each column; raises DataError with all that cannot be answered."""
     if not run.is_dir():
         raise DataError(f"{run}: there is no such folder; expected the --out of a `maskloom glue run`")
     check_data(data)
-    sources, absent = {}, {}
+    sources, absent = {}, []
     for file in SUBMISSION:
         task = glue_task(file.task)
         if file.column == "AX":
@@ -254,12 +245,14 @@ def _sources(run: Path, data: Path) -> tuple[dict[str, Path], dict[str, str]]:
             path, looked_for = (path if path.is_file() else None), str(path)
         answers = run / task.folder / (MAJORITY if task.name == "wnli" else "model")
         if path is None:
-            absent[file.column] = f"{looked_for} does not exist"
+            absent.append(f"{file.column}: {looked_for} does not exist")
         elif not answers.exists():
-            absent[file.column] = f"{answers} does not exist; run the task {task.name} first"
+            absent.append(f"{file.column}: {answers} does not exist; run the task {task.name} first")
         else:
             sources[file.column] = path
-    return sources, absent
+    if absent:
+        raise DataError(f"a submission has {len(SUBMISSION)} files; {'; '.join(absent)}")
+    return sources
 
 
 def _answers(
@@ -306,11 +299,9 @@ def _check_labels(file: SubmissionFile, predictor: Predictor, folder: Path) -> N
 
 
 def submission_lines(result: dict[str, Any]) -> list[str]:
-    """Return readable lines on what was answered, what was left out, and whether the zip is complete."""
+    """Return readable lines on what was answered."""
     lines = []
     for name, file in result["files"].items():
         unreadable = f", {file['num_unreadable']:,} of them could not be read" if file["num_unreadable"] else ""
         lines.append(f"{name:<12}  {file['num_rows']:>7,} answers{unreadable}")
-    lines += [f"{name + '.tsv':<12}  left out: {reason}" for name, reason in result["absent"].items()]
-    state = "complete" if result["is_complete"] else "PARTIAL: the leaderboard does not accept it"
-    return [*lines, f"{result['output']}: checked, {state}"]
+    return [*lines, f"{result['output']}: checked"]
