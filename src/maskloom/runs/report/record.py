@@ -104,15 +104,6 @@ def in_one_count(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 Table = list[list[str]]
-_CORPUS = {
-    "num_documents": "documents",
-    "num_sentences": "sentences",
-    "num_tokens": "tokens",
-    "num_duplicate_documents": "duplicates left out",
-    "num_empty_documents": "empty documents left out",
-    "num_skipped_documents": "documents skipped",
-    "num_ignored_files": "files ignored",
-}
 
 
 def scores(run: RunRecord) -> dict[str, float]:
@@ -226,7 +217,8 @@ def _corpus_account(run: RunRecord) -> Table:
         return [*rows, ["account", "the corpus no longer exists, so what it skipped is unknown"]]
     if corpus.fingerprint != run.description["inputs"].get("corpus"):
         return [*rows, ["account", "the folder now contains another corpus, so what this one skipped is unknown"]]
-    return rows + [[text, _figure(corpus.manifest[name])] for name, text in _CORPUS.items() if name in corpus.manifest]
+    counts = {name: value for name, value in corpus.manifest.items() if name.startswith("num_")}
+    return rows + [[name[4:].replace("_", " "), _figure(value)] for name, value in counts.items()]
 
 
 def _figure(value: Any) -> str:
