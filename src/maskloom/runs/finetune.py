@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -155,10 +154,10 @@ def _finetune(
         raise ConfigError("[features] trains a small model on vectors stored on disk; run it in one process")
     ranks.barrier()  # all ranks read the recipe before the first one writes it
     continues = ranks.is_first and _begin(plan, reading, inputs, paths, resume)
-    if ranks.any_(continues and (out / METRICS).exists()):
-        result = _result_of_finished(out)
+    if ranks.any_(continues and (out / METRICS).exists() and (out / "model" / CONFIG).exists()):
         progress.say(f"{out} is complete; there is nothing left to do{VERIFY_FINISHED if verify else ''}")
-        return result
+        read_json_value(out / METRICS, "best", dict)
+        return {**read_json_object(out / METRICS), "model": str(out / "model")}
     if recipe.training.num_threads:
         torch.set_num_threads(recipe.training.num_threads)
     about_task = finetuning_lines(recipe, settings, plan.train)
@@ -203,16 +202,6 @@ def _begin(
     claim(out)
     write_json(out / TASK, _model_settings(plan, reading))
     return continues
-
-
-def _result_of_finished(out: Path) -> dict[str, Any]:
-    seed = read_json_value(out / METRICS, "best_seed", int)
-    if not (out / "model" / CONFIG).exists():
-        command = shlex.join(["maskloom", "export", str(out), "--stage", f"seed-{seed}", "--out", "DIR"])
-        raise ConfigError(
-            f"{out} is complete, but {out / 'model'} no longer exists; export its last checkpoint with: {command}"
-        )
-    return {**read_json_object(out / METRICS), "model": str(out / "model")}
 
 
 def _run_restarts(
