@@ -68,8 +68,8 @@ def test_what_is_too_long_is_cut_and_said(tmp_path):
     page, _ = page_of(tmp_path, "transformer", texts=["one two " * 30], given=long)
     assert "Only the first 48 tokens of 60 rows and 62 columns are shown." in page
     assert "Only the first 48 of 60 steps are shown." in page
-    assert "60 tokens, log-probability" in page
-    assert "; stopped at the token limit" in page
+    assert "60 tokens, score " in page
+    assert ", stopped at the token limit" in page
 
 
 def test_a_file_gives_its_first_texts(tmp_path):

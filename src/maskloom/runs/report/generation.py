@@ -34,6 +34,7 @@ from maskloom.runs.first_look import check_page
 from maskloom.runs.reading_defaults import FileReading, reading_of_prompts, reading_of_texts
 from maskloom.runs.report.network import blocks
 from maskloom.runs.report.page import Chart
+from maskloom.runs.task_summaries import generation_line
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.tokenizer import Tokenizer
 
@@ -159,14 +160,11 @@ def _write(page: Path, predictor: Predictor, maps: Mapping[str, AttentionMap], *
 
 def _about(predictor: Predictor, text: str, one: Inspection, result: GeneratedText) -> dict[str, Any]:
     """Return what the page shows of a text."""
-    score = f", score {one.settings.score(one.found):.3f}" if one.settings.beam else ""
-    ended = "ended by the model" if one.found.finish == "end" else "stopped at the token limit"
     ends = sorted((text for step in one.steps for text in step.ended), key=one.settings.score, reverse=True)
     return {
         "source": visible(text),
         "text": visible(result["text"]),
-        "facts": f"{amount(result['num_tokens'], 'token')}, log-probability "
-        f"{result['log_probability']:.3f}{score}; {ended}",
+        "facts": f"{amount(result['num_tokens'], 'token')}, {generation_line({**result})}",
         "maps": [_map(predictor, kind, [attention]) for kind, attention in one.maps.items()],
         "steps": [_step(predictor, step) for step in one.steps[:_MOST]],
         "num_steps": len(one.steps),
