@@ -94,10 +94,6 @@ def search(
         space = space_of_data(stored["space"]) if space is None else space
         method, num_trials = method or stored["method"], num_trials or stored["num_trials"]
         data = data.as_told(stored, described(out)["paths"])
-    if space is None and method in (None, "grid"):
-        progress.say(
-            "no --grid: one trial with the recipe's settings; --grid training.learning_rate=2e-5,5e-5 tries several"
-        )
     space, method = {} if space is None else space, method or "grid"
     recipe = with_task(recipe, data.reading)
     listed = _listed_settings(recipe, space, method, num_trials)
@@ -116,9 +112,6 @@ def search(
     if not plan["trials"]:
         plan["trials"] = [_trial(setup, number, settings) for number, settings in enumerate(listed, start=1)]
     write_json(out / PLAN, plan)
-    is_whole = (out / RESULTS["search"]).exists() and (out / "model").exists()
-    if is_whole and all(_kept_outcome(out, trial) for trial in plan["trials"]):
-        progress.say(f"{out} is complete; there is nothing left to do")
     try:
         records = _run_trials(setup, plan, space)
     except (DataError, ConfigError):

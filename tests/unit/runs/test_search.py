@@ -11,7 +11,6 @@ from maskloom.config import FinetuneRecipe, load_recipe, recipe_toml, validate_r
 from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.recipe_files import overrides_of
 from maskloom.runs import search as search_run
-from maskloom.runs.display import Progress
 from maskloom.runs.finetune import LabelledFiles
 from maskloom.runs.search import Trials, search
 from maskloom.runs.search_space import (
@@ -187,20 +186,15 @@ def test_an_interrupted_search_goes_on_in_the_middle(run, inputs):
     assert len(finetuning.calls) == 4
 
 
-def test_a_finished_search_says_that_nothing_is_left_to_do(run, inputs):
-    said, progress = [], Progress()
-    progress.say = said.append
-    again = f"{inputs['out']} is complete; there is nothing left to do"
-    run(Finetuning(failing=[3e-5], error=RuntimeError("out of memory")), progress=progress)
-    run(Finetuning(failing=[3e-5]), progress=progress, resume=True)  # tries the failed trial once more
-    assert again not in said
-    said.clear()
-    run(Finetuning(), progress=progress, resume=True)
-    assert said == [again]
+def test_a_finished_search_has_nothing_left_to_do(run, inputs):
+    run(Finetuning(failing=[3e-5], error=RuntimeError("out of memory")))
+    run(again := Finetuning(), resume=True)  # tries the failed trial once more
+    assert len(again.calls) == 1
+    run(last := Finetuning(), resume=True)
+    assert last.calls == []
     shutil.rmtree(inputs["out"] / "model")
     with pytest.raises(ConfigError, match=r"model no longer exists; .* maskloom finetune .*/reruns/trial-003"):
-        run(Finetuning(), progress=progress, resume=True)
-    assert said == [again]
+        run(Finetuning(), resume=True)
 
 
 def test_a_trial_killed_before_it_began_is_begun(run, inputs):
@@ -315,17 +309,6 @@ def test_what_the_first_trial_refuses_ends_the_search_and_leaves_nothing(run, in
 def test_what_a_later_trial_refuses_is_its_failure(run):
     result = run(Finetuning(failing=[3e-5], error=ConfigError("too long")))
     assert [trial["name"] for trial in result["trials"]] == ["trial-003", "trial-001", "trial-002"]
-
-
-def test_without_a_grid_it_says_that_there_is_one_trial(run, inputs):
-    said = []
-    progress = Progress()
-    progress.say = said.append
-    run(Finetuning(), space=None, progress=progress)
-    assert said[0].startswith("no --grid: one trial with the recipe's settings; --grid ")
-    said.clear()
-    run(Finetuning(), space={}, out=inputs["out"].with_name("other"), progress=progress)
-    assert not [line for line in said if "--grid" in line]
 
 
 def test_wrong_settings_are_refused_before_anything_is_written(run, inputs):
