@@ -108,14 +108,9 @@ def test_who_reads_the_text_of_the_initial_model_again_is_warned(corpus: Path, t
     first = tmp_path / "first"
     _, said = run(corpus, first, model_folder(tmp_path / "init", ("mlm", "nsp")))
     assert not [line for line in said if line.startswith("WARNING")]
-    lines = {}
-    for seed in (load_recipe(PretrainRecipe, None, [*SETTINGS]).seed, 77):
-        _, said = run(corpus, tmp_path / str(seed), first / "model", f"seed={seed}")
-        (lines[seed],) = [line for line in said if line.startswith(f"WARNING: {first} was trained on this corpus with")]
-    same, other = lines.values()
-    assert "seed = 0: with the same [data], this run reads the same sequences in the same order" in same
-    assert same.endswith("continue that run with --resume --steps N")
-    assert other.endswith("seed = 0: documents that it has read may be held out here")
+    _, said = run(corpus, tmp_path / "again", first / "model")
+    (line,) = [line for line in said if line.startswith("WARNING")]
+    assert line.startswith(f"WARNING: {first} was trained on this corpus, so it has read what this run reads and")
 
 
 def test_heads_that_a_folder_lacks_are_said_to_be_new(corpus: Path, tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def initial_model(recipe: PretrainRecipe, corpus: Corpus, init: Path | None) -> 
         model = build_model(config, heads=heads_of(recipe, config), seed=recipe.seed)
         return model, take_word_vectors(model, recipe.model, corpus.tokenizer)
     model, report = load_model(init, heads=heads_of(recipe, config), seed=recipe.seed)
-    return model, [*_new_parts(report), *repeated_text_lines(init, recipe, corpus.fingerprint)]
+    return model, [*_new_parts(report), *repeated_text_lines(init, corpus.fingerprint)]
 
 
 def _check_vocabulary(init: Path, config: ModelConfig, corpus: Corpus) -> None:

@@ -30,16 +30,13 @@ def model_line(model: EncoderWithHeads, recipe: PretrainRecipe | FinetuneRecipe,
     )
 
 
-def repeated_text_lines(init: Path, recipe: PretrainRecipe, corpus: str) -> list[str]:
+def repeated_text_lines(init: Path, corpus: str) -> list[str]:
     """Return a warning if the run that made the model folder `init` read the corpus with this fingerprint, or []."""
     run = init.resolve().parent
     with suppress(ConfigError):  # not the model of a run
-        before = described(run)
-        if before["inputs"].get("corpus") == corpus and (seeds := before.get("seeds")):
-            again = "with the same [data], this run reads the same sequences in the same order with the same masks; "
-            again += "to read on instead, continue that run with --resume --steps N"
-            told = again if seeds[0] == recipe.seed else "documents that it has read may be held out here"
-            return [f"WARNING: {run} was trained on this corpus with seed = {seeds[0]}: {told}"]
+        if described(run)["inputs"].get("corpus") == corpus:
+            what = "so it has read what this run reads and holds out"
+            return [f"WARNING: {run} was trained on this corpus, {what}; continue it with --resume --steps N instead"]
     return []
 
 
