@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from maskloom.checkpoints.huggingface import format_of
 from maskloom.errors import ConfigError, DataError, amount
@@ -32,7 +32,6 @@ from maskloom.models.decoder import TiedDecoder
 from maskloom.runs.charts import Line, heat_map, line_chart, visible, write_html
 from maskloom.runs.first_look import check_page
 from maskloom.runs.reading_defaults import FileReading, reading_of_prompts, reading_of_texts
-from maskloom.runs.report.network import blocks
 from maskloom.runs.report.page import Chart
 from maskloom.runs.task_summaries import generation_line
 from maskloom.tasks.tables import ReadingOptions
@@ -262,3 +261,40 @@ def _positions(predictor: Predictor) -> list[Chart]:
         note = "Added to the scores, by key position minus query position."
         charts.append(Chart(f"Biases by distance, {part}", svg, note))
     return charts
+
+
+class Block(NamedTuple):
+    """`number` identical modules in a row: the name and class of each, its parameter count, sizes and parts."""
+
+    number: int
+    name: str
+    kind: str
+    num_parameters: int
+    sizes: Sequence[str]
+    parts: Sequence[Block]
+
+
+def blocks(owner: nn.Module, name: str = "", seen: set[int] | None = None) -> list[Block]:
+    """Return the blocks of a module, in order; a parameter that several modules share counts where it first appears.
+
+    `name` is the name of a module list, which its modules take. Dropout and identity modules are left out.
+    """
+    seen, found = set() if seen is None else seen, list[Block]()
+    for own, module in owner.named_children():
+        if isinstance(module, nn.ModuleList | nn.ModuleDict):
+            found += blocks(module, own if isinstance(module, nn.ModuleList) else "", seen)
+        elif not isinstance(module, nn.Identity | nn.Dropout):
+            new = {key: one for key, one in module.named_parameters(recurse=False) if id(one) not in seen}
+            seen |= {id(one) for one in new.values()}
+            sizes = [
+                f"{key} {' × '.join(f'{size:,}' for size in one.shape)}{'' if key in new else ', shared'}"
+                for key, one in module.named_parameters(recurse=False)
+            ]
+            parts = blocks(module, seen=seen)
+            count = sum(one.numel() for one in new.values()) + sum(one.number * one.num_parameters for one in parts)
+            block = Block(1, name or own, type(module).__name__, count, sizes, parts)
+            if found and found[-1]._replace(number=1) == block:
+                block = found.pop()
+                block = block._replace(number=block.number + 1)
+            found.append(block)
+    return found
