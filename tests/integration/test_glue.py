@@ -29,7 +29,7 @@ from maskloom.runs.glue import run as glue_module
 from maskloom.runs.glue.files import SUBMISSION, SubmissionFile
 from maskloom.runs.glue.run import glue_run, submit_glue
 from maskloom.runs.rerun import rerun
-from maskloom.runs.search_table import glue_rows, markdown_of, notes_of
+from maskloom.runs.task_summaries import glue_rows, markdown_of, notes_of
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer

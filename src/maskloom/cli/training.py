@@ -204,7 +204,7 @@ def search(
     from maskloom.runs.finetune import LabelledFiles  # heavy, so a wrong recipe is rejected first
     from maskloom.runs.search import Trials
     from maskloom.runs.search import search as run
-    from maskloom.runs.search_table import search_rows
+    from maskloom.runs.task_summaries import search_rows
 
     data = LabelledFiles(paths["train"], paths["dev"], reading, metric, source_vocab)
     tried = {"out": out, "trials": Trials(space, method, trials), "resume": resume}
@@ -268,7 +268,7 @@ def run_glue(
     names = None if tasks is None else tasks.split(",")
     chosen_tasks(data, names)
     from maskloom.runs.glue.run import glue_run  # heavy, so wrong paths are rejected first
-    from maskloom.runs.search_table import glue_rows, notes_of
+    from maskloom.runs.task_summaries import glue_rows, notes_of
 
     how = {"tasks": names, "space": space, "resume": resume, "progress": terminal_progress()}
     result = glue_run(chosen, data=data, model=model, out=out, **how)

@@ -28,7 +28,7 @@ from maskloom.runs.search_space import (
     space_as_data,
     space_of_data,
 )
-from maskloom.runs.search_table import markdown_of, ranked, search_rows
+from maskloom.runs.task_summaries import markdown_of, ranked, search_rows
 from maskloom.system.files import copy_files, replacing_folder, write_json, write_text
 from maskloom.system.folder_lock import FolderLostError, alone_in_folder
 from maskloom.system.foreign_files import read_json_object

@@ -18,7 +18,7 @@ from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.models.model_config import ModelSection
 from maskloom.recipe_files import recipe_keys
 from maskloom.runs.recipes import FLAG_KEYS, check_flags, recipe_of_run, run_to_resume
-from maskloom.runs.search_table import notes_of
+from maskloom.runs.task_summaries import notes_of
 from maskloom.text.vocabulary_training import VocabularySettings
 
 

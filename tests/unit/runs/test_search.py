@@ -23,7 +23,7 @@ from maskloom.runs.search_space import (
     space_as_data,
     space_of_data,
 )
-from maskloom.runs.search_table import markdown_of, search_rows
+from maskloom.runs.task_summaries import markdown_of, search_rows
 from maskloom.system.files import write_json, write_text
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.training.checkpointing import checkpoints

@@ -24,7 +24,7 @@ from maskloom.runs.report.record import (
     trouble_table,
     with_unit,
 )
-from maskloom.runs.search_table import glue_rows, notes_of, restarts_text, search_rows
+from maskloom.runs.task_summaries import glue_rows, notes_of, restarts_text, search_rows
 
 _MAX_RUNS = 12
 
