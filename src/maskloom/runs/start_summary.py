@@ -43,17 +43,9 @@ def repeated_text_lines(init: Path, corpus: str) -> list[str]:
 def phase_lines(plan: PhasePlan, account: Account) -> list[str]:
     """Return what one phase trains on: its steps, sequences and tokens per step, and the resulting epochs."""
     training, data = plan.training, plan.data
-    tokens = training.batch_size * account.tokens_per_instance
-    epochs = training.steps * training.batch_size / account.num_instances
-    steps = amount(training.steps, "step")
-    whole = f"{shown_count(training.steps * tokens)} tokens, {_epochs(epochs)}"
-    if training.minutes is not None:
-        steps, whole = f"{training.minutes:g} minutes, in steps", "epochs"
-    lines = [
-        f"{plan.name}: {steps} of {training.batch_size} sequences up to {data.max_length} tokens, about {tokens:,.0f} "
-        f"tokens per step; {whole} of {account.num_instances:,} sequences",
-        f"{plan.name}: {_optimisation(training)}; {account.predictions_per_instance:.1f} predictions per sequence",
-    ]
+    work = _work(training, account.num_instances, "sequences", account.tokens_per_instance, data.max_length)
+    predicted = f"{account.predictions_per_instance:.1f} predictions per sequence"
+    lines = [f"{plan.name}: {work}", f"{plan.name}: {_optimisation(training)}; {predicted}"]
     if account.cut_fraction > 0:
         lines.append(
             f"{plan.name}: data.max_predictions_per_seq = {data.resolved_max_predictions()} drops "
@@ -64,20 +56,24 @@ def phase_lines(plan: PhasePlan, account: Account) -> list[str]:
 
 def finetuning_lines(recipe: FinetuneRecipe, settings: TrainingSection, data: EncodedData) -> list[str]:
     """Return what a fine-tuning run trains on and for how long; an epoch is one pass over all examples or windows."""
-    num_units = len(data)
-    unit = "examples" if num_units == data.num_examples else "windows"
-    tokens = settings.batch_size * data.lengths.sum() / max(1, num_units)
-    epochs = settings.steps * settings.batch_size / max(1, num_units)
-    steps, whole = amount(settings.steps, "step"), _epochs(epochs)
-    if (minutes := recipe.training.minutes) is not None:
-        steps, whole = f"{minutes:g} minutes, in steps", "epochs"
+    unit = "examples" if len(data) == data.num_examples else "windows"
+    work = _work(settings, len(data), unit, float(data.lengths.mean()), recipe.data.max_length)
     seeds = f", {recipe.restarts} seeds" if recipe.restarts > 1 else ""
-    return [
-        f"task: {recipe.task}; {steps} of {settings.batch_size} {unit}, about {tokens:,.0f} tokens: {whole} of "
-        f"{num_units:,} {unit} up to {recipe.data.max_length} tokens{seeds}",
-        _optimisation(settings),
-        *default_lines(recipe),
-    ]
+    return [f"task: {recipe.task}; {work}{seeds}", _optimisation(settings), *default_lines(recipe)]
+
+
+def _work(training: TrainingSection, num_units: int, unit: str, tokens_per_unit: float, max_length: int) -> str:
+    tokens = training.batch_size * tokens_per_unit
+    if training.minutes is not None:
+        steps, whole = f"{training.minutes:g} minutes, in steps", "epochs"
+    else:
+        steps = amount(training.steps, "step")
+        epochs = _epochs(training.steps * training.batch_size / num_units)
+        whole = f"{shown_count(training.steps * tokens)} tokens, {epochs}"
+    return (
+        f"{steps} of {training.batch_size} {unit} up to {max_length} tokens, about {tokens:,.0f} tokens per step; "
+        f"{whole} of {num_units:,} {unit}"
+    )
 
 
 def default_lines(recipe: PretrainRecipe | FinetuneRecipe) -> list[str]:

@@ -45,18 +45,22 @@ def test_finetuning_tells_the_epochs_over_what_batches_hold():
     recipe = load_recipe(FinetuneRecipe, None, ["restarts=3", "task=span", "data.max_length=64"])
     settings = recipe.training.with_steps(3200)
     assert finetuning_lines(recipe, settings, cast(EncodedData, _Windows()))[0] == (
-        "task: span; 300 steps of 32 windows, about 320 tokens: 1.5 epochs of 6,400 windows up to 64 tokens, 3 seeds"
+        "task: span; 300 steps of 32 windows up to 64 tokens, about 320 tokens per step; 96,000 tokens, 1.5 epochs of "
+        "6,400 windows, 3 seeds"
     )
     once = load_recipe(FinetuneRecipe, None, ["task=span", "training.epochs=1.0"])
     one = finetuning_lines(once, once.training.with_steps(6400), cast(EncodedData, _Windows()))[0]
-    assert "; 200 steps of 32 windows, about 320 tokens: 1 epoch of 6,400 windows" in one
+    assert one.startswith("task: span; 200 steps of 32 windows up to ")
+    assert one.endswith("tokens, 1 epoch of 6,400 windows")
 
 
 def test_the_clock_leaves_steps_and_epochs_aside():
     changes = ["training.epochs=4.0", "training.minutes=30.0", "training.batch_size=16"]
     recipe = load_recipe(FinetuneRecipe, None, changes)
     lines = finetuning_lines(recipe, recipe.training.with_steps(3200), cast(EncodedData, _Windows()))
-    assert lines[0].startswith("task: single; 30 minutes, in steps of 16 windows, about 160 tokens: epochs of 6,400 ")
+    assert lines[0].startswith(
+        "task: single; 30 minutes, in steps of 16 windows up to 128 tokens, about 160 tokens per step; epochs of "
+    )
     expected = "training.learning_rate = 5e-05, data.max_length = 128"
     assert default_lines(recipe) == [f"by default: task = single, {expected}"]
     named = load_recipe(FinetuneRecipe, None, [*changes, "task=single"])
