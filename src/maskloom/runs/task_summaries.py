@@ -10,7 +10,7 @@ from maskloom.errors import amount
 from maskloom.metrics.glue_score import OFFICIAL_METRICS
 from maskloom.runs.display import aligned, formatted, lines_of, printable
 from maskloom.runs.glue.files import TASKS
-from maskloom.runs.search_space import settings_text, value_text
+from maskloom.runs.search_space import settings_text
 from maskloom.tasks.kinds import KINDS
 
 _LOST = {
@@ -165,7 +165,7 @@ def search_rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     headers = ["rank", "trial", *names, f"{metric}, best on dev", "mean ± sd, median", "degenerate", "minutes"]
     rows = []
     for rank, trial in enumerate(result["trials"], start=1):
-        settings = [value_text(trial["settings"].get(key, "")) for key in keys]
+        settings = [formatted(trial["settings"].get(key, "")) for key in keys]
         if trial["status"] == "failed":
             rows.append(["–", trial["name"], *settings, f"failed: {one_line(trial['error'])}", "", "", ""])
             continue

@@ -222,8 +222,4 @@ def _corpus_account(run: RunRecord) -> Table:
 
 
 def _figure(value: Any) -> str:
-    if value is None or value == "":
-        return "–"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return formatted(value) if isinstance(value, int | float) else visible(value)
+    return "–" if value is None or value == "" else visible(formatted(value))
