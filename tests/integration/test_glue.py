@@ -201,7 +201,7 @@ def test_the_printed_command_gives_the_same_score(whole, folder):
 def test_a_submission_answers_every_row(whole, data, tmp_path, small_submission):
     out, _ = whole
     result = submit_glue(out, data=data, out=tmp_path / "s.zip")
-    assert len(result["files"]) == 11
+    assert len(result["num_answers"]) == 11
     with zipfile.ZipFile(tmp_path / "s.zip") as archive:
         files = {name: archive.read(name).decode().splitlines() for name in archive.namelist()}
     assert sorted(files) == sorted(f"{file.column}.tsv" for file in SUBMISSION)
@@ -254,8 +254,7 @@ def test_rows_that_cannot_be_read_are_answered_and_counted(whole, data, tmp_path
     lines[3], lines[5] = "2\tshort", "4\t\t"
     (tmp_path / "data" / "QQP" / "test.tsv").write_text("\n".join(lines) + "\n")
     result = submit_glue(out, data=tmp_path / "data", out=tmp_path / "s.zip")
-    assert result["files"]["QQP.tsv"]["num_unreadable"] == 2
-    assert result["files"]["QQP.tsv"]["num_rows"] == 7
+    assert (result["num_answers"]["QQP"], result["num_unreadable"]["QQP"]) == (7, 2)
     submit_glue(out, data=data, out=tmp_path / "t.zip")
     with zipfile.ZipFile(tmp_path / "s.zip") as found, zipfile.ZipFile(tmp_path / "t.zip") as plain:
         pairs = zip(found.read("QQP.tsv").splitlines(), plain.read("QQP.tsv").splitlines(), strict=True)

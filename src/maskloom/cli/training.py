@@ -291,7 +291,7 @@ def submit_to_glue(
     as_json: AsJson = False,
 ) -> None:
     """Predict on the test files and write a validated zip for the leaderboard."""
-    from maskloom.runs.glue.run import submission_lines, submit_glue
+    from maskloom.runs.glue.run import submit_glue
 
     result = submit_glue(run_folder, data=data, out=out, progress=terminal_progress())
-    show(result, as_json, lines=submission_lines, beside=out)
+    show(result, as_json, beside=out)

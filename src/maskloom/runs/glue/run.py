@@ -208,11 +208,12 @@ def submit_glue(run: Path, *, data: Path, out: Path, progress: Progress = SILENT
         if name.startswith("MNLI"):
             check_genres(path, matched=name == "MNLI-m")
         num_rows[name] = count_test_rows(path)
-    account: dict[str, Any] = {}
+    unreadable: dict[str, int] = {}
     held = io.BytesIO()  # a few megabytes, checked before anything is written
     with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in SUBMISSION:
-            answers, account[file.name] = _answers(file, sources[file.column], num_rows[file.column], run, progress)
+            where = sources[file.column], num_rows[file.column]
+            answers, unreadable[file.column] = _answers(file, *where, run, progress)
             _put(archive, file.name, answers)
     with zipfile.ZipFile(held) as archive:
         problems = problems_of(archive)
@@ -220,7 +221,7 @@ def submit_glue(run: Path, *, data: Path, out: Path, progress: Progress = SILENT
         raise DataError(f"{out} was not written; the check found:\n" + "\n".join(problems))
     with output_file(out) as written:
         written.write(held.getvalue())
-    return {"output": str(out), "files": account}
+    return {"output": str(out), "num_answers": num_rows, "num_unreadable": unreadable}
 
 
 def _put(archive: zipfile.ZipFile, name: str, answers: list[str]) -> None:
@@ -255,14 +256,12 @@ def _sources(run: Path, data: Path) -> dict[str, Path]:
     return sources
 
 
-def _answers(
-    file: SubmissionFile, path: Path, num_rows: int, run: Path, progress: Progress
-) -> tuple[list[str], dict[str, Any]]:
-    """Return one answer per row, in order, with the numbers of rows and of unreadable rows."""
+def _answers(file: SubmissionFile, path: Path, num_rows: int, run: Path, progress: Progress) -> tuple[list[str], int]:
+    """Return one answer per row, in order, and the number of unreadable rows."""
     folder = run / glue_task(file.task).folder
     if file.task == "wnli":
         label = str(read_json_object(folder / MAJORITY)["label"])
-        return [label] * num_rows, {"num_rows": num_rows, "num_unreadable": 0, "path": str(path)}
+        return [label] * num_rows, 0
     predictor = Predictor.load(folder)
     _check_labels(file, predictor, folder)
     row, report = catalog_row("ax" if file.column == "AX" else file.task), ReadingReport(path)
@@ -281,8 +280,7 @@ def _answers(
     if num_unreadable:
         lines = ", ".join(f"{reason} (first at line {line})" for reason, line in report.first_dropped_lines.items())
         progress.say(f"{path}: {amount(num_unreadable, 'unreadable row')} answered with {commonest}: {lines}")
-    filled = [commonest if answer is None else answer for answer in answers]
-    return filled, {"num_rows": num_rows, "num_unreadable": num_unreadable, "path": str(path)}
+    return [commonest if answer is None else answer for answer in answers], num_unreadable
 
 
 def _answer(file: SubmissionFile, prediction: Prediction) -> str:
@@ -296,12 +294,3 @@ def _check_labels(file: SubmissionFile, predictor: Predictor, folder: Path) -> N
     if predictor.task is None or set(names) != set(file.labels):
         labels = ", ".join(file.labels) or "none (a score)"
         raise DataError(f"{folder}: its labels are {', '.join(names) or 'none'}; {file.name} takes {labels}")
-
-
-def submission_lines(result: dict[str, Any]) -> list[str]:
-    """Return readable lines on what was answered."""
-    lines = []
-    for name, file in result["files"].items():
-        unreadable = f", {file['num_unreadable']:,} of them could not be read" if file["num_unreadable"] else ""
-        lines.append(f"{name:<12}  {file['num_rows']:>7,} answers{unreadable}")
-    return [*lines, f"{result['output']}: checked"]
