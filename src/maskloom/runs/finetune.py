@@ -30,7 +30,7 @@ from maskloom.runs.finetune_restarts import (
 )
 from maskloom.runs.first_look import with_task
 from maskloom.runs.model_writing import finetuning_card, write_model_folder
-from maskloom.runs.resuming import VERIFY_FINISHED, changes_of, extended_recipe, extension_lines
+from maskloom.runs.resuming import changes_of, extended_recipe, extension_lines
 from maskloom.runs.run_folder import METRICS, RECIPE, TASK, described, input_sums, prepare_run_folder, seeds_of
 from maskloom.runs.start_summary import finetuning_lines, model_line
 from maskloom.runs.words import vectors_file
@@ -39,7 +39,7 @@ from maskloom.system.files import write_json
 from maskloom.system.folder_lock import alone_in_folder
 from maskloom.system.foreign_files import read_json_object, read_json_value
 from maskloom.system.launch import claim, is_restarted
-from maskloom.tasks.catalog import Kind, catalog_row
+from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.encoding import EncodedData
 from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.kinds import changed, task_kind
@@ -155,7 +155,7 @@ def _finetune(
     ranks.barrier()  # all ranks read the recipe before the first one writes it
     continues = ranks.is_first and _begin(plan, reading, inputs, paths, resume)
     if ranks.any_(continues and (out / METRICS).exists() and (out / "model" / CONFIG).exists()):
-        progress.say(f"{out} is complete; there is nothing left to do{VERIFY_FINISHED if verify else ''}")
+        progress.say(f"{out} is complete; there is nothing left to do")
         read_json_value(out / METRICS, "best", dict)
         return {**read_json_object(out / METRICS), "model": str(out / "model")}
     if recipe.training.num_threads:
@@ -252,7 +252,9 @@ def _prepare(
     dev_data = kind.read(paths["dev"], reading, settings)
     kind.check(train_data, dev_data)
     names = kind.label_names(train_data, reading, settings)
-    _check_class_list(reading, recipe.task, names)
+    is_named = reading.format is not None and bool(catalog_row(reading.format).labels)
+    if reading.labels is not None and (is_named or not names):
+        raise ConfigError(f"--labels {reading.labels}: the task or the format decides on labels; leave out --labels")
     primary = data.metric or (None if reading.format is None else catalog_row(reading.format).primary)
     try:
         task = kind.make(names, primary, settings)
@@ -281,16 +283,6 @@ def _prepare(
     return FinetunePlan(
         out, recipe, task, source, config, tokenizer, encoded, dev_encoded, takes_pairs, account, settings, verify
     )
-
-
-def _check_class_list(reading: ReadingOptions, kind: Kind, names: tuple[str, ...]) -> None:
-    """Refuse a class list that nothing would read."""
-    if reading.labels is None:
-        return
-    if not names:
-        raise ConfigError(f"--labels {reading.labels}: a {kind} task has no label names; leave out --labels")
-    if reading.format is not None and catalog_row(reading.format).labels:
-        raise ConfigError(f"--labels {reading.labels}: the format {reading.format} defines its own labels")
 
 
 def _class_weights(recipe: FinetuneRecipe, task: Task, train: EncodedData) -> list[float] | None:

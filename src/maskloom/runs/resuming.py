@@ -103,8 +103,6 @@ def _last_step(out: Path, stage: str, folder: Path) -> int:
 
 
 _SHOWN = 4
-# Added to the message of a finished fine-tuning run on --verify.
-VERIFY_FINISHED = "; --verify is for unfinished runs, `maskloom rerun` repeats a whole run"
 
 
 class ReplayDiffersError(RunFailedError):
