@@ -147,7 +147,7 @@ def _finetune(
     sums = input_sums(paths)
     inputs = {**sums, "reading": data.reading_told(known), "metric": plan.task.primary}
     start, told = initial_model(plan, recipe.seed)  # raises here, in time, if they do not fit
-    about = model_line(start, recipe)
+    about = model_line(start)
     del start
     ranks.rows(settings)
     if ranks.world_size > 1 and plan.task.freezes_encoder:

@@ -128,7 +128,12 @@ def _pretrain(
     progress.say(f"held out: {len(held_out):,} of {opened.num_documents:,} documents")
     model, new = initial_model(recipe, opened, init)
     device = f"device: {describe_device(ranks.device)}"
-    for sentence in [model_line(model, recipe, is_new=init is None), *new, device, *default_lines(recipe)]:
+    for sentence in [
+        model_line(model, recipe.model.size if init is None else None),
+        *new,
+        device,
+        *default_lines(recipe),
+    ]:
         progress.say(sentence)
     prepare_blocks(model, recompute=recipe.training.activation_checkpointing, compile_=recipe.training.compile)
     ranks.spread(model)

@@ -16,16 +16,12 @@ from maskloom.tasks.encoding import EncodedData
 _SHOWN_DEFAULTS = ("steps", "epochs", "batch_size", "learning_rate")
 
 
-def model_line(model: EncoderWithHeads, recipe: PretrainRecipe | FinetuneRecipe, *, is_new: bool = False) -> str:
-    """Return the parameter count and sizes of a model; for a new one also its size name, and whether by default."""
-    config, size = model.config, ""
-    if isinstance(recipe, PretrainRecipe) and is_new:
-        is_default = "size" not in recipe.model.model_fields_set
-        changed = ", changed" if recipe.model.config else ""
-        size = f"{recipe.model.size}{' (the default, see --size)' if is_default else ''}{changed}: "
+def model_line(model: EncoderWithHeads, size: str | None = None) -> str:
+    """Return the parameter count and sizes of a model, of a new one after the name of its size."""
+    config, name = model.config, f"{size}: " if size else ""
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     return (
-        f"model: {size}{shown_count(num_parameters)} parameters, {amount(config.num_hidden_layers, 'layer')} of "
+        f"model: {name}{shown_count(num_parameters)} parameters, {amount(config.num_hidden_layers, 'layer')} of "
         f"{config.hidden_size}, a vocabulary of {config.vocab_size:,}"
     )
 

@@ -15,15 +15,12 @@ from maskloom.tasks.encoding import EncodedData
 _CONFIG = BertConfig(vocab_size=70, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
 
 
-def test_the_size_that_nobody_chose_is_said_to_be_the_default():
+def test_a_model_tells_its_parameters_and_sizes():
     model = build_model(_CONFIG, seed=0)
-    chosen = load_recipe(PretrainRecipe, None, ["model.size=tiny", "model.config.hidden_size=8"])
-    assert model_line(model, PretrainRecipe(), is_new=True).startswith("model: mini (the default, see --size): ")
-    assert model_line(model, chosen, is_new=True).startswith("model: tiny, changed: ")
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    assert model_line(model, FinetuneRecipe()) == (
-        f"model: {parameters:,} parameters, 2 layers of 8, a vocabulary of 70"
-    )
+    expected = f"{parameters:,} parameters, 2 layers of 8, a vocabulary of 70"
+    assert model_line(model) == f"model: {expected}"
+    assert model_line(model, "tiny") == f"model: tiny: {expected}"
 
 
 def test_a_phase_tells_its_steps_tokens_and_epochs_and_what_a_cap_cuts_off():
