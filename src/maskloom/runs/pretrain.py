@@ -127,13 +127,8 @@ def _pretrain(
     train, held_out = split_documents(opened, recipe.data.held_out_fraction, seed=recipe.seed)
     progress.say(f"held out: {len(held_out):,} of {opened.num_documents:,} documents")
     model, new = initial_model(recipe, opened, init)
-    device = f"device: {describe_device(ranks.device)}"
-    for sentence in [
-        model_line(model, recipe.model.size if init is None else None),
-        *new,
-        device,
-        *default_lines(recipe),
-    ]:
+    about = model_line(model, recipe.model.size if init is None else None)
+    for sentence in [about, *new, f"device: {describe_device(ranks.device)}", *default_lines(recipe)]:
         progress.say(sentence)
     prepare_blocks(model, recompute=recipe.training.activation_checkpointing, compile_=recipe.training.compile)
     ranks.spread(model)
@@ -351,10 +346,8 @@ class _Run:
         write_model_folder(out / "model", whole, tokenizer, card)
         if self.recipe.training.keep_best:
             step = write_best_model(whole, out / "checkpoints" / last.name, tokenizer, out / "best-model")
-            if step is None:
-                self.progress.say("no best model: no evaluation was compared, or its checkpoint no longer exists")
-            else:
-                self.progress.say(f"{out / 'best-model'}: the model of step {step}")
+            absent = "not written, as no evaluation was compared or its checkpoint no longer exists"
+            self.progress.say(f"{out / 'best-model'}: {absent if step is None else f'the model of step {step}'}")
         if (unigram := unigram_of(metrics)) and (loss := metrics[f"{self.row.part}_loss"]) > unigram - _BELOW_UNIGRAM:
             self.progress.say(
                 f"note: the model uses no context yet: its loss, {loss:.2f} nats, is not clearly below the "

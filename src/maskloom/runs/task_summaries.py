@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import statistics
+from textwrap import shorten
 from typing import Any
 
 from maskloom.errors import amount
@@ -162,7 +163,7 @@ def search_rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     for rank, trial in enumerate(result["trials"], start=1):
         settings = [formatted(trial["settings"].get(key, "")) for key in keys]
         if trial["status"] == "failed":
-            rows.append(["–", trial["name"], *settings, f"failed: {one_line(trial['error'])}", "", "", ""])
+            rows.append(["–", trial["name"], *settings, f"failed: {shorten(trial['error'], 100)}", "", "", ""])
             continue
         minutes = "–" if trial["seconds"] is None else f"{trial['seconds'] / 60:.1f}"
         score = f"{trial['score']:.4f}"
@@ -189,12 +190,6 @@ def degenerate_text(restarts: dict[str, Any]) -> str:
     return f"{len(restarts['degenerate'])} of {restarts['num_restarts']} (seed {seeds})"
 
 
-def one_line(text: str) -> str:
-    """Return the first line of a text, shortened to fit a table."""
-    first = text.strip().splitlines()[0] if text.strip() else ""
-    return first if len(first) <= 100 else first[:99] + "…"
-
-
 def markdown_of(headers: list[str], rows: list[list[str]]) -> str:
     """Return a Markdown table; pipes and control characters in cells are escaped."""
     cells = [[printable(cell).replace("|", "\\|") for cell in row] for row in [headers, *rows]]
@@ -211,7 +206,7 @@ def glue_rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             reason = "files missing" if task.name in result["absent"] else "not requested"
             rows.append([task.folder, "", "–", reason, "", "", "", ""])
         elif outcome["status"] == "failed":
-            rows.append([task.folder, "", "–", f"failed: {one_line(outcome['error'])}", "", "", "", ""])
+            rows.append([task.folder, "", "–", f"failed: {shorten(outcome['error'], 100)}", "", "", "", ""])
         else:
             rows += _task_rows(task.folder, outcome)
     rows += [
