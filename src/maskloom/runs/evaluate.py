@@ -104,9 +104,7 @@ def tune(
     if not examples:
         raise DataError(f"{path}: no usable rows: {source.report.num_rows} read")
     encoded = predictor.encoded(ReadExamples(examples, source.report))
-    progress.begin("tuning", 0)
     result = tune_folder(model, encoded, predictor=predictor)
-    progress.end()
     if not result["settings"]:
         raise ConfigError(f"{path}: nothing to fit for a {predictor.required_task().kind} task; nothing was changed")
     account = {**source.report.as_dict(), **encoded.account(), "max_length": predictor.max_length}

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.errors import DataError
-from maskloom.recipe_files import read_toml
 from maskloom.runs.run_folder import DESCRIPTION, RECIPE, RESULTS, kind_of_run
 from maskloom.system.foreign_files import read_json_object
 from maskloom.text.tokenizer import TOKEN_FILES
@@ -41,9 +40,6 @@ def describe_folder(folder: Path) -> dict[str, Any]:
 
 def _describe_run(folder: Path) -> dict[str, Any]:
     info: dict[str, Any] = {"kind": "run", "recipe": str(folder / RECIPE)}
-    training = read_toml(folder / RECIPE).get("training")
-    if isinstance(training, dict):
-        info |= {name: training[name] for name in ("minutes", "extensions") if name in training}
     if (folder / DESCRIPTION).exists():
         info |= read_json_object(folder / DESCRIPTION)
     if isinstance(inputs := info.get("inputs"), dict) and "space" in inputs:
