@@ -153,7 +153,14 @@ def _run_trials(setup: _Search, plan: dict[str, Any], space: Space) -> list[dict
             tried = [
                 (trial["settings"], record["score"]) for trial, record in zip(plan["trials"], records, strict=True)
             ]
-            plan["trials"].append(_trial(setup, number, next_proposal(space, setup.recipe.seed, tried)))
+            first = plan["trials"][-1]["proposal"] + 1 if tried else 0
+            asked = next_proposal(space, setup.recipe.seed, tried, first)
+            if asked is None:
+                setup.progress.say(
+                    f"every combination has been tried; the search ends with {amount(number - 1, 'trial')}"
+                )
+                break
+            plan["trials"].append({**_trial(setup, number, asked[0]), "proposal": asked[1]})
             write_json(setup.out / PLAN, plan)
         records.append(_outcome_of(setup, plan["trials"][number - 1], total))
         for worse in ranked(records)[1:]:
@@ -289,11 +296,17 @@ def _report(result: dict[str, Any]) -> str:
     )
 
 
-def next_proposal(space: Space, seed: int, tried: Sequence[tuple[Mapping[str, Any], float | None]]) -> dict[str, Any]:
-    """Return optuna's settings after trials with dev scores; a failed trial has none.
+_ATTEMPTS = 50
 
-    They depend only on the trials and the seed, so an interrupted search continues as it would have. Raises ConfigError
-    if optuna is not installed.
+
+def next_proposal(
+    space: Space, seed: int, tried: Sequence[tuple[Mapping[str, Any], float | None]], first: int = 0
+) -> tuple[dict[str, Any], int] | None:
+    """Return optuna's settings after trials with dev scores, and the proposal's number; None if it finds no new ones.
+
+    A proposal depends only on the trials, the seed and its number, which counts from `first`, past earlier proposals,
+    so an interrupted search continues as it would have. A failed trial has no score. Raises ConfigError if optuna is
+    not installed.
     """
     try:
         import optuna
@@ -313,5 +326,9 @@ def next_proposal(space: Space, seed: int, tried: Sequence[tuple[Mapping[str, An
     for settings, score in tried:
         if score is not None:
             study.add_trial(optuna.trial.create_trial(params=dict(settings), distributions=distributions, value=score))
-    study.sampler = optuna.samplers.TPESampler(seed=seed + len(tried))
-    return study.ask(distributions).params
+    for number in range(first, first + _ATTEMPTS):
+        study.sampler = optuna.samplers.TPESampler(seed=seed + number)
+        proposed = study.ask(distributions).params
+        if all(proposed != settings for settings, _ in tried):
+            return proposed, number
+    return None
