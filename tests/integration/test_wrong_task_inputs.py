@@ -116,6 +116,18 @@ def test_shared_examples_with_another_label_are_told(pretrained, tmp_path):
     assert "2 of 3 dev examples are also in train, 1 of them with a different label" in notes
 
 
+def test_words_that_the_vocabulary_lacks_are_told(pretrained, tmp_path):
+    known, dev = b"text,label\na,x\nb,y\nc,x\n", b"text,label\na,y\n"
+    unknown = "text,label\na \u4e2d \u6587,x\nb,y\nc,x\n".encode()
+    for number, (train, is_told) in enumerate(((known, False), (unknown, True))):
+        (tmp_path / str(number)).mkdir()
+        notes = tune(pretrained, tmp_path / str(number), train, dev, training={"steps": 1})["data"]["notes"]
+        told = [note for note in notes if "not in the vocabulary" in note]
+        assert (
+            told == ["18.2% of the tokens in train are not in the vocabulary: the model sees them as unknown"] * is_told
+        )
+
+
 def test_wrong_json_lines_for_fine_tuning(pretrained, tmp_path):
     good = [json.dumps({"text": "a", "label": label}).encode() for label in "xy"]
     for bad, message in [

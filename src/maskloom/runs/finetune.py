@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import maskloom
@@ -59,6 +60,7 @@ from maskloom.training.faults.nonfinite import NumericalError
 from maskloom.training.ranks.ranks import Ranks, joined_ranks
 
 _SHOWN_LABELS, _SHOWN_DOUBTS = 12, 5
+_UNITS_FOR_UNKNOWN, _MANY_UNKNOWN = 1000, 0.05
 
 
 @dataclass(frozen=True)
@@ -275,6 +277,7 @@ def _prepare(
         learned["class_weights"] = weights
     task = changed(task, **learned) if learned else task
     account = _account(recipe, task, (train_data, encoded), (dev_data, dev_encoded))
+    account["notes"] += _unknown_note(encoded, tokenizer)
     takes_pairs = getattr(train_data.examples[0], "pair", None) is not None
     if resume:
         folders = {f"seed-{seed}": out / "restarts" / f"seed-{seed}" / "checkpoints" for seed in seeds_of(recipe)}
@@ -328,6 +331,16 @@ def _account(
         "dev": {**dev[0].report.as_dict(), **dev[1].account(), "num_also_in_train": len(shared)},
         "notes": notes,
     }
+
+
+def _unknown_note(train: EncodedData, tokenizer: Tokenizer) -> list[str]:
+    """Return a note if many tokens of train, of up to a thousand units, are not in the vocabulary."""
+    if tokenizer.vocabulary.special.unknown is None:
+        return []
+    units = np.unique(np.linspace(0, len(train) - 1, _UNITS_FOR_UNKNOWN).astype(np.int64))
+    fraction = np.mean(train.batch(units).token_ids == tokenizer.vocabulary.unk_id)
+    note = f"{fraction:.1%} of the tokens in train are not in the vocabulary: the model sees them as unknown"
+    return [note] if fraction >= _MANY_UNKNOWN else []
 
 
 def _settings(recipe: FinetuneRecipe, num_units: int) -> TrainingSection:

@@ -125,7 +125,8 @@ def _pretrain(
     for sentence in [*ignored_settings(recipe, has_init=init is not None), *extension_lines(plans[-1].training)]:
         progress.say(sentence)
     train, held_out = split_documents(opened, recipe.data.held_out_fraction, seed=recipe.seed)
-    progress.say(f"held out: {len(held_out):,} of {opened.num_documents:,} documents")
+    if recipe.data.held_out_fraction > 0:
+        progress.say(_held_out_line(opened, held_out))
     model, new = initial_model(recipe, opened, init)
     about = model_line(model, recipe.model.size if init is None else None)
     for sentence in [about, *new, f"device: {describe_device(ranks.device)}", *default_lines(recipe)]:
@@ -381,3 +382,12 @@ def _logged(out: Path, name: str, stage: str, step: int) -> dict[str, float] | N
     wanted = (name, stage, step)
     found = [event["metrics"] for event in events if (event["event"], event.get("stage"), event.get("step")) == wanted]
     return found[-1] if found else None
+
+
+def _held_out_line(corpus: Corpus, held_out: np.ndarray) -> str:
+    """Report the held-out fraction of a corpus; documents are not split, so with few of them it may be large."""
+    if len(held_out) == 0:
+        return "the corpus has one document, so none is held out and no held-out loss can be shown"
+    starts = corpus.sentence_offsets[corpus.document_offsets]
+    share = int(np.diff(starts)[held_out].sum()) / max(1, corpus.num_tokens)
+    return f"held out: {len(held_out):,} of {corpus.num_documents:,} documents, {100 * share:.3g} % of the tokens"
