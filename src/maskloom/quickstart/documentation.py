@@ -28,6 +28,7 @@ _IGNORED_FOLDERS = {
     "__pycache__", "_vendor", "ensurepip", "idlelib", "lib2to3", "node_modules", "site-packages",
     "test", "testing", "tests", "turtledemo", "vendored_packages",
 }  # fmt: skip
+_CALL = re.compile(rb"doc\w*\(")
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 _FOR_WINDOWS = re.compile(r"""==\s*["'](Windows|win32|nt)["']""")
 
@@ -140,7 +141,7 @@ def harvest(source: Source) -> list[GatheredDocument]:
         return []
     if source.kind == "topics":
         return [d for pair in _topics(tree) for d in _documents(source, [pair])]
-    return _documents(source, list(_docstrings(tree)))
+    return _documents(source, list(_docstrings(tree, with_calls=_CALL.search(content) is not None)))
 
 
 def without_repetition(documents: Iterable[GatheredDocument]) -> list[GatheredDocument]:
@@ -191,13 +192,13 @@ def _dotted(path: str) -> str:
     return name.removesuffix(".dist-info.METADATA") + (" readme" if name.endswith(".dist-info.METADATA") else "")
 
 
-def _docstrings(tree: ast.AST) -> Iterator[tuple[str, str]]:
+def _docstrings(tree: ast.AST, *, with_calls: bool) -> Iterator[tuple[str, str]]:
     """Yield (name, text) of the docstrings of a module in line order, including docstrings set by calls.
 
     Extension modules are documented by calls such as `add_docstr(torch.abs, "...")` and `add_newdoc("sin", "...")`.
     """
     found: list[tuple[int, str, str]] = []
-    for node in ast.walk(tree):
+    for node in ast.walk(tree) if with_calls else _statements(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             if text := ast.get_docstring(node, clean=False):
                 found.append((getattr(node, "lineno", 0), getattr(node, "name", ""), text))
@@ -205,6 +206,14 @@ def _docstrings(tree: ast.AST) -> Iterator[tuple[str, str]]:
             found += [(node.lineno, _subject(node), text) for text in _long_strings(node)]
     for _line, name, text in sorted(found, key=lambda item: item[0]):
         yield name, text
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield a module and its statements, including nested ones, without descending into expressions."""
+    yield tree
+    for field in ("body", "orelse", "handlers", "finalbody"):
+        for statement in getattr(tree, field, ()):
+            yield from _statements(statement)
 
 
 def _subject(call: ast.Call) -> str:
