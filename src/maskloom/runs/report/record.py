@@ -167,6 +167,8 @@ def surroundings(runs: list[RunRecord]) -> Table:
                 "cores, threads used": f"{hardware.get('cores')}, {hardware.get('threads')}",
                 "GPU": hardware.get("cuda"),
                 "processes": description.get("world_size"),
+                "tokens per second, median": _speed(run),
+                "minutes since its last start": _minutes(run),
                 **description.get("versions", {}),
             }
         )
@@ -178,11 +180,14 @@ def trouble_table(runs: list[RunRecord]) -> Table:
     rows = []
     for run in runs:
         for inner in run.trained:
-            for event in [event for event in inner.events if event.get("event") in _TROUBLE][:_MOST_TROUBLE]:
+            trouble = [event for event in inner.events if event.get("event") in _TROUBLE]
+            for event in trouble[:_MOST_TROUBLE]:
                 rest = {key: value for key, value in event.items() if key not in ("event", "stage", "step", "position")}
                 text = event.get("text") or "; ".join(" ".join(line.split()) for line in lines_of(rest))
                 place = f"{event.get('stage', '')} {event.get('step', '')}".strip()
                 rows.append([inner.name, place, str(event["event"]), visible(text)])
+            if (num_more := len(trouble) - _MOST_TROUBLE) > 0:
+                rows.append([inner.name, "", "", f"and {num_more} more, in its events.jsonl"])
     return rows
 
 
@@ -219,6 +224,16 @@ def _corpus_account(run: RunRecord) -> Table:
         return [*rows, ["account", "the folder now contains another corpus, so what this one skipped is unknown"]]
     counts = {name: value for name, value in corpus.manifest.items() if name.startswith("num_")}
     return rows + [[name[4:].replace("_", " "), _figure(value)] for name, value in counts.items()]
+
+
+def _speed(run: RunRecord) -> float | None:
+    speeds = [e["tokens_per_second"] for inner in run.trained for e in inner.events if e.get("tokens_per_second")]
+    return sorted(speeds)[len(speeds) // 2] if speeds else None
+
+
+def _minutes(run: RunRecord) -> float | None:
+    seconds = [e["seconds"] for inner in run.trained for e in inner.events if e.get("event") == "finished"]
+    return round(sum(seconds) / 60, 1) if seconds else None
 
 
 def _figure(value: Any) -> str:
