@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -72,7 +74,7 @@ def build_corpus_from_files(
         out=out,
         settings=settings,
         work=work,
-        before_reading=lambda files: _look_at(files, settings, tokenizer, say),
+        before_reading=lambda files: _look_at(files, Path(out), settings, tokenizer, say),
         progress=progress,
     )
     num_kept = manifest.pop("num_kept_shards")
@@ -94,22 +96,44 @@ def tokenizer_folder(folder: Path) -> Path:
     if not folder.is_dir():
         problem = "not a folder" if folder.exists() else "no such folder"
         raise DataError(f"{folder}: {problem}; expected a vocabulary, model, corpus or run folder")
-    raise DataError(f"{folder}: none of {', '.join(TOKEN_FILES)} here or in {folder / 'model'}")
+    if (folder / "recipe.toml").exists():
+        raise DataError(
+            f"{folder}: this run has no model/ yet; finish it with --resume, or name the vocabulary it started with"
+        )
+    held = sorted(entry.name for entry in folder.iterdir())[:8]
+    raise DataError(
+        f"{folder}: none of {', '.join(TOKEN_FILES)} here or in {folder / 'model'}; found: "
+        f"{', '.join(held) or 'nothing'}"
+    )
 
 
 def _look_at(
-    files: list[SourceFile], settings: CorpusSettings, tokenizer: Tokenizer, say: Callable[[str], None] | None
+    files: list[SourceFile],
+    out: Path,
+    settings: CorpusSettings,
+    tokenizer: Tokenizer,
+    say: Callable[[str], None] | None,
 ) -> None:
-    """Refuse a document rule that changes nothing, and report the estimated size."""
+    """Refuse a document rule that changes nothing; report the estimated size, and warn if the disk is too small."""
     check_rule(files, settings.documents)
     if say is None or (found := estimated_corpus(files, settings.encoder(tokenizer))) is None:
         return
-    from rich.filesize import decimal
+    others = " (.parquet not counted)" if found.num_files < len(files) else ""
+    size, of_text = _size(found.num_file_bytes), _size(found.num_text_bytes)
+    say(f"text: {amount(found.num_files, 'file')}, {size}, about {of_text} of text{others}")
+    say(
+        f"corpus: about {found.num_tokens:,} tokens in {found.num_sentences:,} sentences, {_size(found.num_bytes)} at "
+        f"{found.token_bytes} bytes per token, 12 per sentence and 8 per document"
+    )
+    place = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
+    free = shutil.disk_usage(place).free
+    if free < found.num_bytes:
+        say(f"WARNING: the disk of {place} has room for only {_size(free)}")
 
-    of_files, of_text = decimal(found.num_file_bytes), decimal(found.num_text_bytes)
-    say(f"text: {amount(found.num_files, 'file')}, {of_files}, about {of_text} of text")
-    counted = f"about {found.num_tokens:,} tokens in {found.num_sentences:,} sentences"
-    say(f"corpus: {counted}, {decimal(found.num_bytes)} at {found.token_bytes} bytes per token")
+
+def _size(num_bytes: float) -> str:
+    power = min(4, int(math.log10(max(1.0, num_bytes))) // 3)
+    return f"{num_bytes / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
 REPORT = "vocabulary_report.json"

@@ -439,9 +439,12 @@ def test_the_vocabulary_comes_from_any_folder_that_has_one(text: Path, tmp_path:
         shown = build_corpus_from_files(text, vocab=tmp_path / name, out=tmp_path / "out" / name)
         found.append((ids_of(tmp_path / "out" / name), shown["num_bytes"]))
     assert found == [found[0]] * 4
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "recipe.toml").write_text("")
     for name, message in {
+        "begun": "this run has no model/ yet",
         "absent": "absent: no such folder; expected a vocabulary, model, corpus or run folder",
-        "out": r"none of vocab\.txt, vocab\.json, tokenizer\.json here or in .*out/model$",
+        "out": r"none of vocab\.txt, vocab\.json, tokenizer\.json here or in .* found: only_json, run, vocab",
     }.items():
         with pytest.raises(DataError, match=message):
             build_corpus_from_files(text, vocab=tmp_path / name, out=tmp_path / "other")
