@@ -154,7 +154,11 @@ def test_convert_says_what_it_was_given_instead(run_data, pretrained, tmp_path):
         (run_data / "vocab", "no weights; this is a vocabulary; expected"),
         (run_data / "first", f"no weights; this is a run; its model is in {run_data / 'first' / 'model'}; expected"),
         (run, f"no weights; this is a run; maskloom export {run} --out DIR makes a model folder from a checkpoint;"),
-        (run_data / "vocab" / "vocab.txt", "this is a file; name the folder that contains config.json"),
+        (run_data / "vocab" / "vocab.txt", "a vocabulary, not weights; name the folder that contains it, config.json"),
+        (
+            run_data / "first" / "model" / "model.safetensors",
+            "cannot be read on its own; name the folder that contains it,",
+        ),
         (tmp_path / "vectors", "no weights; these are word vectors, whose uses `maskloom words --help` lists;"),
         (run_data, "no weights; it holds corpus, dev.jsonl, first,"),
     ):

@@ -148,7 +148,7 @@ def test_logits_of_both_heads_are_those_of_transformers(tmp_path, peer, layout):
 
 def test_the_account_names_what_was_dropped_and_made_up(tmp_path, peer):
     source = google_release(tmp_path / "uncased_tiny", peer)
-    result = convert(source, tmp_path / "out")
+    result = convert(source / "bert_model.ckpt", tmp_path / "out")
     assert result["mapped"]["bert.encoder.layer.1.output.dense.weight"] == "bert/encoder/layer_1/output/dense/kernel"
     assert "global_step" in result["dropped"]
     assert "bert/pooler/dense/bias/adam_m" in result["dropped"]

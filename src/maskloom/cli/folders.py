@@ -18,7 +18,7 @@ def convert(
         Path,
         typer.Argument(
             help="A folder with Google's BERT (bert_config.json, vocab.txt, bert_model.ckpt.*), pytorch_model.bin, "
-            "safetensors or an ELMo (options.json, HDF5)."
+            "safetensors or an ELMo (options.json, HDF5); or a single checkpoint, such as uncased/bert_model.ckpt."
         ),
     ],
     out: Out,

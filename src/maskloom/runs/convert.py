@@ -42,9 +42,9 @@ def convert(source: str | Path, out: str | Path, *, lowercase: bool | None = Non
     """Create a model folder from published weights and return what was mapped, dropped and made up.
 
     `source` is a folder with a configuration, a vocabulary and weights: safetensors, a TensorFlow 1 checkpoint, or
-    pytorch_model.bin; the first in this order is used. It may also have ELMo's options.json and HDF5 file. Raises
-    ConfigError if `out` holds something or the tokenizer cannot lower-case, and DataError with everything that does not
-    fit: tensors, vocabulary and configuration.
+    pytorch_model.bin; the first in this order is used. It may also be the weight file itself, a checkpoint's prefix, or
+    a folder with ELMo's options.json and HDF5 file. Raises ConfigError if `out` holds something or the tokenizer cannot
+    lower-case, and DataError with everything that does not fit: tensors, vocabulary and configuration.
     """
     source, out = Path(source), Path(out)
     check_new_folder(out)
@@ -87,25 +87,40 @@ def _converted_elmo(source: Path, out: Path) -> dict[str, Any]:
     return {**account, "case": "characters as they are", "model": str(out)}
 
 
-def _found(folder: Path) -> _Source:
-    """Return the published model in a folder; raises DataError if no supported weights are there."""
-    if not folder.is_dir():
-        problem = "this is a file" if folder.exists() else "there is no such folder"
-        raise DataError(f"{folder}: {problem}; name the folder that contains config.json, vocab.txt and weights")
-    if (folder / SETTINGS_FILE).exists():
-        raise DataError(f"{folder}: already a maskloom model folder; there is nothing to convert")
-    is_safe = file_inside(folder, WEIGHTS) or file_inside(folder, INDEX)
-    checkpoints = [] if is_safe else sorted(folder.glob(f"*{INDEX_END}"))
-    if len(checkpoints) > 1:
-        names = ", ".join(path.name.removesuffix(INDEX_END) for path in checkpoints)
-        raise DataError(f"{folder}: several checkpoints ({names}); move all but one of them elsewhere")
-    path = None if is_safe else file_inside(folder, checkpoints[0].name if checkpoints else PICKLED)
-    if path is None:
+def _found(source: Path) -> _Source:
+    """Return the published model at a path; raises DataError if no supported weights are there."""
+    index = next((path for path in (source, Path(f"{source}{INDEX_END}")) if path.is_file()), None)
+    folder = source if source.is_dir() else source.parent
+    if index is None and not source.is_dir():
+        raise DataError(f"{source}: there is no such folder, checkpoint or file")
+    if source.is_dir() and (source / SETTINGS_FILE).exists():
+        raise DataError(f"{source}: already a maskloom model folder; there is nothing to convert")
+    if source.is_dir():
+        index = _weights_in(source)
+    if index is None:
         stored = open_weights(folder)
-        return _Source(folder, next(iter(stored.values())).path.name, "safetensors", stored)
-    if checkpoints:
-        return _Source(folder, path.name, "TensorFlow 1 checkpoint", open_bundle(path))
-    return _Source(folder, path.name, "torch.save", open_pickled(path))
+        path = next(iter(stored.values())).path
+        return _Source(folder, path.name, "safetensors", stored)
+    if index.name.endswith(INDEX_END):
+        return _Source(folder, index.name, "TensorFlow 1 checkpoint", open_bundle(index))
+    if index.suffix == ".bin":
+        return _Source(folder, index.name, "torch.save", open_pickled(index))
+    what = "a vocabulary, not weights" if index.name == "vocab.txt" else "cannot be read on its own"
+    raise DataError(
+        f"{index}: {what}; name the folder that contains it, config.json, vocab.txt and weights; a single "
+        "file must be a checkpoint's .index or a .bin"
+    )
+
+
+def _weights_in(folder: Path) -> Path | None:
+    """Return a folder's TensorFlow checkpoint or pytorch_model.bin, or None if it has weights of a preferred kind."""
+    if file_inside(folder, WEIGHTS) or file_inside(folder, INDEX):
+        return None
+    found = sorted(folder.glob(f"*{INDEX_END}"))
+    if len(found) > 1:
+        names = ", ".join(path.name.removesuffix(INDEX_END) for path in found)
+        raise DataError(f"{folder}: several checkpoints ({names}); name one: {folder / names.split(',')[0]}")
+    return file_inside(folder, found[0].name if found else PICKLED)
 
 
 def _opened(found: _Source) -> tuple[EncoderWithHeads, LoadReport, Tokenizer]:
