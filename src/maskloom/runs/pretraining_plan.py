@@ -15,6 +15,7 @@ from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.sections import MOST_STEPS
 from maskloom.text.tokenizer import Tokenizer
 
+_NUM_DATA = len(PretrainingData.model_fields)
 # Large enough that no special token's id is refused before the size of the vocabulary is known.
 _ANY_VOCABULARY = 10_000_000
 # Whole-word masking is refused if words have more pieces on average; sentences to look at.
@@ -172,20 +173,27 @@ def check_corpus(recipe: PretrainRecipe, corpus: Corpus) -> None:
 
 def ignored_settings(recipe: PretrainRecipe, *, has_init: bool) -> list[str]:
     """Return a sentence for each setting that is ignored because the initial weights or [[phases]] decide."""
-    plain, said = PretrainRecipe.model_validate({"objective": recipe.objective}), list[str]()
-    own = [f"model.{key}" for key, value in plain.model if getattr(recipe.model, key) != value]
-    if has_init and own:
-        said.append(f"{', '.join(own)}: ignored, the initial model has its own sizes")
-    if not recipe.phases:
-        return said
-    for name in ("steps", "batch_size", "learning_rate", "warmup_steps"):
-        value = getattr(recipe.training, name)
-        if value != getattr(plain.training, name) and None not in [getattr(phase, name) for phase in recipe.phases]:
+    plain = PretrainRecipe.model_validate({"objective": recipe.objective}).model
+    own = [f"model.{key}" for key, value in plain if getattr(recipe.model, key) != value]
+    said = [f"{', '.join(own)}: ignored, the initial model has its own sizes"] if has_init and own else []
+    training, usual = recipe.training, TrainingSection()
+    if training.steps != usual.steps and training.minutes is not None and not recipe.phases:
+        said.append(f"training.steps = {training.steps}: ignored, the clock ends the run (training.minutes)")
+    for name in ("steps", "batch_size", "learning_rate", "warmup_steps") if recipe.phases else ():
+        is_given = (value := getattr(training, name)) != getattr(usual, name)
+        if is_given and None not in [getattr(phase, name) for phase in recipe.phases]:
             said.append(f"training.{name} = {value}: ignored, every phase has its own {name}")
-    length, cap = recipe.data.max_length, recipe.data.max_predictions_per_seq
-    lengths = {phase.max_length for phase in recipe.phases}
-    if length not in {*lengths, plain.data.max_length}:
-        said.append(f"data.max_length = {length}: ignored, every phase has its own length")
-    if cap is not None and lengths != {length}:
-        said.append(f"data.max_predictions_per_seq = {cap}: applies only to phases of data.max_length = {length}")
+    data, lengths = recipe.data, [phase.max_length for phase in recipe.phases]
+    is_cap = data.max_predictions_per_seq is not None and data.max_length in lengths
+    given = data.model_fields_set  # a run's own recipe sets all of them
+    is_given = data.max_length != PretrainingData().max_length or ("max_length" in given and len(given) < _NUM_DATA)
+    if {*lengths} - {data.max_length} and is_given and not is_cap:
+        said.append(f"data.max_length = {data.max_length}: ignored, every phase has its own length")
+    others = sorted({length for length in lengths if length != data.max_length})
+    if data.max_predictions_per_seq is not None and others:
+        said.append(
+            f"data.max_predictions_per_seq = {data.max_predictions_per_seq}: applies only to length {data.max_length} "
+            f"(data.max_length); phases of length {', '.join(map(str, others))} predict as many tokens as "
+            "data.masked_lm_prob asks for"
+        )
     return said

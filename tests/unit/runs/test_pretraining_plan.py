@@ -60,10 +60,17 @@ def test_a_length_or_cap_that_phases_do_not_take_is_said():
     recipe = load_recipe(PretrainRecipe, None, [phases, "data.max_length=32", "data.max_predictions_per_seq=3"])
     assert [plan.data.resolved_max_predictions() for plan in phase_plans(recipe)] == [3, 10]
     assert ignored_settings(recipe, has_init=False) == [
-        "data.max_predictions_per_seq = 3: applies only to phases of data.max_length = 32"
+        "data.max_predictions_per_seq = 3: applies only to length 32 (data.max_length); phases of length 64 predict "
+        "as many tokens as data.masked_lm_prob asks for"
     ]
-    recipe = load_recipe(PretrainRecipe, None, [phases, "data.max_length=48"])
-    assert ignored_settings(recipe, has_init=False) == ["data.max_length = 48: ignored, every phase has its own length"]
+    for length in (48, 64):
+        recipe = load_recipe(PretrainRecipe, None, [phases, f"data.max_length={length}"])
+        said = f"data.max_length = {length}: ignored, every phase has its own length"
+        assert ignored_settings(recipe, has_init=False) == [said]
+    recipe = load_recipe(PretrainRecipe, None, ["phases=[{max_length=256, steps=3}]", "data.max_length=128"])
+    assert ignored_settings(recipe, has_init=False) == [
+        "data.max_length = 128: ignored, every phase has its own length"
+    ]
     recipe = load_recipe(PretrainRecipe, None, ["phases=[{max_length=256, steps=3}]"])
     assert ignored_settings(recipe, has_init=False) == []
     resolved = PretrainRecipe.model_validate(recipe.model_dump())  # as a run stores its recipe
