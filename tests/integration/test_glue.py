@@ -168,8 +168,7 @@ def test_the_table_says_how_each_score_came_about(whole):
     _, result = whole
     table = "\n".join([markdown_of(*glue_rows(result)), *notes_of(result)])
     for part in ("best on dev | mean ± sd", "(2 runs)", "| MRPC | f1 / accuracy |", "| MNLI-mm | accuracy |",
-                 "no model | always", "chosen on the same dev set", "nothing was trained",
-                 "the paper's average"):  # fmt: skip
+                 "no model | always", "chosen on the same dev set", "nothing was trained", "the paper's average"):  # fmt: skip
         assert part in table
     assert "--format sts-b" in result["tasks"]["sts-b"]["command"]
 

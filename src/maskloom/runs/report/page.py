@@ -81,16 +81,37 @@ def _colours(runs: list[RunRecord]) -> dict[str, str]:
 
 def _card(run: RunRecord, colours: dict[str, str]) -> dict[str, Any]:
     kinds = {"pretrain": "pre-training", "finetune": "fine-tuning", "search": "search", "glue": "GLUE"}
+    found = scores(run)
+    name = _deciding(run, found)
     last = max((event.get("step") or 0 for events in run.stages.values() for event in events), default=0)
     reached = f": step {last:,}" if last else ""  # searches and GLUE have no steps of their own
+    state = "finished" if run.result is not None else f"not finished{reached}"
+    if run.kind == "glue" and run.result is not None:
+        state = f"finished, {len(run.result['tasks'])} tasks"
+    reference = unigram_of(found) if run.best is None else run.best["best"]["reference"]
     spread = None if run.best is None else run.best["restarts"]
     return {
         "name": run.name,
         "style": colours[run.trained[0].name] if len(run.trained) == 1 else "",
         "kind": kinds[run.kind],
-        "state": "finished" if run.result is not None else f"not finished{reached}",
+        "state": state,
+        "score": None if name is None or found.get(name) is None else f"{found[name]:.4g}",
+        "score_name": None if name is None else with_unit(run, name).replace("_", " "),
+        "reference": None if reference is None else f"{reference:.4g}",
         "spread": restarts_text(spread) if spread and spread["num_restarts"] > 1 else None,
     }
+
+
+def _deciding(run: RunRecord, found: dict[str, float]) -> str | None:
+    if run.kind == "pretrain":
+        row = row_of(found)
+        return row and f"{row.part}_loss"
+    if run.kind == "glue":
+        return next((name for name in ("leaderboard_score", "paper_average") if found.get(name) is not None), None)
+    if run.result is None:
+        name = run.description["inputs"].get("metric")
+        return name if name in found else None
+    return None if run.best is None else run.best["metric"]
 
 
 NUM_COLOURS = 6

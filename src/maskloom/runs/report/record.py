@@ -113,7 +113,7 @@ def scores(run: RunRecord) -> dict[str, float]:
         evaluations = [event["metrics"] for event in run.events if event.get("event") == "evaluation"]
         result = evaluations[-1] if evaluations else {}
     elif run.best is not None:
-        result = {**run.best["best"]["scores"], "constant answer": run.best["best"]["reference"]}
+        result = run.best["best"]["scores"]
     elif run.kind == "glue":
         averages = {name: result[name]["value"] for name in ("paper_average", "leaderboard_score")}
         of_columns = result["scores"].items()
