@@ -278,7 +278,7 @@ def run_glue(
         headers, rows = glue_rows(result)
         say("GLUE, dev", "", *aligned([headers, *rows]), "", *notes_of(result))
         following = shlex.join(["maskloom", "glue", "submit", "--run", str(out), "--data", str(data)])
-        say(f"written to {out} (glue.json); next: {following}")
+        say(f"written to {out} (glue.md, glue.json); next: {following}")
     if result["failed"]:
         raise typer.Exit(1)
 

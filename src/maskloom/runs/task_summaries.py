@@ -231,9 +231,27 @@ def notes_of(result: dict[str, Any]) -> list[str]:
             notes.append(f"No {label}: missing {', '.join(result[name]['missing'])}.")
     if result["absent"]:
         notes.append(f"Skipped, because files are missing (glue.json lists them): {', '.join(result['absent'])}.")
-    failed = [(name, outcome) for name, outcome in result["tasks"].items() if outcome["status"] == "failed"]
-    notes += [f"{name} failed: {outcome['error']}" for name, outcome in failed]
+    if any(outcome.get("seconds", 0.0) is None for outcome in result["tasks"].values()):
+        notes.append("Minutes are unknown (–) where a trial was interrupted.")
+    for name, outcome in result["tasks"].items():
+        if outcome["status"] == "failed":
+            notes.append(f"{name} failed: {outcome['error']}")
+        for seed, reason in outcome.get("restarts", {}).get("degenerate", {}).items():
+            notes.append(f"{name}: seed {seed} is degenerate: {reason}")
+        if outcome.get("num_failed"):
+            notes.append(
+                f"{name}: {outcome['num_failed']} of {outcome['num_trials']} trials failed; see its results.md"
+            )
     return list(map(printable, notes))
+
+
+def glue_report(result: dict[str, Any]) -> str:
+    """Return the table, its notes and the command that repeats each task's best trial, as Markdown."""
+    notes = "\n".join(f"- {note}" for note in notes_of(result))
+    commands = [f"{outcome['command']}  # {name}" for name, outcome in result["tasks"].items() if "command" in outcome]
+    title = "## Commands that repeat the best trial of each task"
+    again = f"\n\n{title}\n\n```sh\n" + "\n".join(commands) + "\n```" if commands else ""
+    return f"# GLUE, dev\n\n{markdown_of(*glue_rows(result))}\n\n{notes}{again}\n"
 
 
 def _task_rows(folder: str, outcome: dict[str, Any]) -> list[list[str]]:

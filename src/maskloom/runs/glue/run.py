@@ -35,7 +35,8 @@ from maskloom.runs.reading_defaults import FileReading
 from maskloom.runs.run_folder import RECIPE, RESULTS, described, kind_of_run, prepare_run_folder
 from maskloom.runs.search import AllTrialsFailedError, Trials, search
 from maskloom.runs.search_space import Space, grid_settings, recipe_with, space_as_data, space_of_data
-from maskloom.system.files import is_stream, output_file, write_json
+from maskloom.runs.task_summaries import glue_report
+from maskloom.system.files import is_stream, output_file, write_json, write_text
 from maskloom.system.folder_lock import alone_in_folder
 from maskloom.system.foreign_files import read_json_object
 from maskloom.tasks.catalog import catalog_row
@@ -61,8 +62,8 @@ def glue_run(
 ) -> dict[str, Any]:
     """Search settings for every GLUE task whose files are in `data`, and return all scores on dev.
 
-    `out/<TASK>` holds each task's search, with the best model in `out/<TASK>/model`; `out/glue.json` holds all
-    scores. Without a `space` there is one trial, the recipe. WNLI is not trained: its most common training label is
+    `out/<TASK>` holds each task's search, with the best model in `out/<TASK>/model`; `out/glue.json` and `glue.md` hold
+    the table. Without a `space` there is one trial, the recipe. WNLI is not trained: its most common training label is
     the answer, as in the paper. A task whose search fails is reported and does not affect the others. Raises DataError
     if tasks named in `tasks` have no files, or no task has any; ConfigError for settings that do not fit every task.
     """
@@ -102,6 +103,7 @@ def glue_run(
         "leaderboard_score": leaderboard_score(scores),
     }
     write_json(out / RESULTS["glue"], result)
+    write_text(out / "glue.md", glue_report(result))
     return result
 
 
