@@ -81,7 +81,7 @@ def test_the_initial_weights_are_evaluated_before_step_1_and_stand_beside_the_en
     result, said = run(corpus, tmp_path / "still", init, "training.learning_rate=1e-30")
     after = {key: value for key, value in result.items() if key != "before"}
     assert result["before"] == pytest.approx(after)
-    assert [line for line in said if line.startswith("before step 1: held out: mlm loss")]
+    assert [line for line in said if line.startswith("before step 1: held-out MLM loss")]
     assert not [line for line in said if line.startswith("random weights")]
     result, _ = run(corpus, tmp_path / "trained", init, "training.learning_rate=0.01", "training.steps=40")
     assert result["mlm_loss"] < result["before"]["mlm_loss"] == pytest.approx(after["mlm_loss"])
@@ -89,7 +89,7 @@ def test_the_initial_weights_are_evaluated_before_step_1_and_stand_beside_the_en
     assert start["metrics"] == result["before"]
     table = pretraining_lines(result)
     assert table[0].split() == ["held", "out", "before", "after"]
-    assert table[1].split()[-2:] == [f"{result['before']['mlm_loss']:.4g}", f"{result['mlm_loss']:.4g}"]
+    assert table[1].split()[-2:] == [f"{result['before']['mlm_loss']:.3f}", f"{result['mlm_loss']:.3f}"]
     assert json.loads((tmp_path / "trained" / "metrics.json").read_text()) == result
 
 

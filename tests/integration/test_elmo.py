@@ -72,7 +72,7 @@ def test_both_ways_learn_and_a_stopped_run_ends_with_the_same_weights(run, corpu
 def test_training_goes_on_with_the_same_words_alone(run, corpus, tmp_path):
     more = ("--set", "objective=bidirectional_lm", "--set", "data.held_out_fraction=0.2", "--batch-size", 4)
     output = invoke("pretrain", "--init", run, "--corpus", corpus, *more, "--steps", 1, "--out", tmp_path / "more")
-    assert "before step 1: held out: bilm loss" in output
+    assert "before step 1: held-out bilm loss" in output
     invoke("corpus", "build", corpus.parent / "text.txt", "--vocab", run, "--out", tmp_path / "again")
     for name in ("manifest.json", "vocab.txt"):
         assert (tmp_path / "again" / name).read_bytes() == (corpus / name).read_bytes()

@@ -300,7 +300,7 @@ def test_a_left_to_right_model_learns_to_predict_the_next_token(run, corpus: Pat
     out = tmp_path / "causal"
     keys = ("objective=causal_lm", "training.learning_rate=3e-3", "training.steps=60")
     said = run(*_pretrain(corpus, out, *(word for key in keys for word in ("--set", key))))
-    assert "held out: lm loss" in said
+    assert "held-out LM loss" in said
     metrics = json.loads((out / "metrics.json").read_text())
     assert ("uses no context yet" in said) == (metrics["lm_loss"] > metrics["unigram_cross_entropy"] - 0.1)
     assert metrics["lm_loss"] < metrics["unigram_cross_entropy"] + 0.3

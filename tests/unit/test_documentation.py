@@ -13,7 +13,7 @@ import typer
 from maskloom.cli import app
 from maskloom.config import FinetuneRecipe, PretrainRecipe
 from maskloom.recipe_files import recipe_keys
-from maskloom.runs.task_summaries import held_out_line, pretraining_lines
+from maskloom.runs.task_summaries import describe_metrics, pretraining_lines
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
@@ -115,11 +115,10 @@ def test_make_is_given_the_torch_of_the_constraints() -> None:
 
 
 def test_output_shown_in_the_guides_is_what_commands_print() -> None:
-    same = {"unigram_cross_entropy": 7.035, "num_predictions": 1436.0}
-    before = {"mlm_loss": 10.941, "mlm_accuracy": 0.001, "mlm_perplexity": 56_415.7, **same}
-    after = {"mlm_loss": 6.498, "mlm_accuracy": 0.088, "mlm_perplexity": 663.9, **same}
-    table = "\n".join(pretraining_lines({**after, "before": before}))
-    line = held_out_line({"mlm_loss": 6.98, "unigram_cross_entropy": 7.03})
+    before = {"mlm_loss": 10.941, "mlm_accuracy": 0.001, "mlm_perplexity": 56_415.7}
+    after = {"mlm_loss": 6.498, "mlm_accuracy": 0.088, "mlm_perplexity": 663.9, "unigram_cross_entropy": 7.035}
+    table = "\n".join(pretraining_lines({**after, "num_predictions": 1436.0, "before": before}))
+    line = describe_metrics({"mlm_loss": 6.98, "unigram_cross_entropy": 7.03})
     docs = REPOSITORY / "docs"
     assert f"\n{table}\n" in (docs / "ADAPTATION.md").read_text(encoding="utf-8")
     assert f"`{line}`" in " ".join((docs / "TROUBLESHOOTING.md").read_text(encoding="utf-8").split())

@@ -40,7 +40,7 @@ from maskloom.runs.pretraining_plan import (
 from maskloom.runs.resuming import changes_of, extended_recipe, extension_lines, verify_resuming
 from maskloom.runs.run_folder import METRICS, input_sums, prepare_run_folder, run_id
 from maskloom.runs.start_summary import default_lines, model_line, phase_lines, repeated_text_lines
-from maskloom.runs.task_summaries import held_out_line
+from maskloom.runs.task_summaries import describe_metrics
 from maskloom.runs.word_vectors import take_word_vectors
 from maskloom.runs.words import vectors_file
 from maskloom.system.devices import describe_device, half_type
@@ -138,7 +138,7 @@ def _pretrain(
     run = _Run(recipe, opened, out, train, held_out, model, reference, progress, ranks)
     before = {} if init is None else run.metrics_before(plans)
     if init is not None:
-        progress.say(f"before step 1: {held_out_line(before)}")
+        progress.say(f"before step 1: {describe_metrics(before)}")
     metrics = run.train_phases(plans, verify=verify)
     metrics |= {"before": before} if before else {}
     whole = ranks.whole(model)
@@ -310,7 +310,7 @@ class _Run:
                 log=log,
                 evaluate=measure,
                 on_step=lambda report: progress.advance(report.step, **_figures(report)),
-                on_metrics=lambda step, metrics: progress.say(f"step {step}: {held_out_line(metrics)}"),
+                on_metrics=lambda step, metrics: progress.say(f"step {step}: {describe_metrics(metrics)}"),
                 say=progress.say,
                 name=plan.name,
                 ranks=ranks,

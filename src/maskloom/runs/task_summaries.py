@@ -7,8 +7,10 @@ import statistics
 from textwrap import shorten
 from typing import Any
 
+from maskloom.data.streams.sentence_pairs import PAIR_TASKS, pair_task_of
 from maskloom.errors import amount
 from maskloom.metrics.glue_score import OFFICIAL_METRICS
+from maskloom.objectives.pretraining import PRETRAINING, row_of, unigram_of
 from maskloom.runs.display import aligned, formatted, lines_of, printable
 from maskloom.runs.glue.files import TASKS
 from maskloom.runs.search_space import settings_text
@@ -19,16 +21,25 @@ _LOST = {
     "num_left_out": ("sentence", "left out (document.max_sentences)"),
     "num_cut_questions": ("question", "truncated (span.max_question_length)"),
 }
-# How the names of the held-out metrics end that people are shown.
-_HELD_OUT = ("_loss", "_cross_entropy", "_accuracy", "_perplexity", "_majority_fraction")
 
 
-def held_out_line(metrics: dict[str, float]) -> str:
+def describe_metrics(metrics: dict[str, float]) -> str:
     """Return held-out metrics as one readable line, or say that nothing is held out."""
     if not metrics:
         return "nothing held out to evaluate"
-    told = [f"{name.replace('_', ' ')} {formatted(metrics[name])}" for name in metrics if name.endswith(_HELD_OUT)]
-    return f"held out: {', '.join(told)}"
+    row, pair = row_of(metrics), pair_task_of(metrics) or ""
+    part = "" if row is None else row.part
+    forms = {
+        f"{part}_loss": f"{part.upper() if len(part) < 4 else part} loss {{:.3f}} nats",
+        "unigram_cross_entropy": " (unigram {:.3f})",
+        f"{part}_accuracy": ", accuracy {:.3f}",
+        f"{part}_perplexity": ", perplexity {:.1f}",
+        "forward_perplexity": " (forward {:.1f}",
+        "backward_perplexity": ", backward {:.1f})",
+        f"{pair}_accuracy": f"; {pair.upper()} accuracy {{:.3f}}",
+        f"{pair}_majority_fraction": " (majority {:.3f})",
+    }
+    return "held-out " + "".join(form.format(metrics[name]) for name, form in forms.items() if name in metrics)
 
 
 def pretraining_lines(result: dict[str, Any]) -> list[str]:
@@ -36,9 +47,21 @@ def pretraining_lines(result: dict[str, Any]) -> list[str]:
     before = result.get("before")
     if not before:
         return lines_of(result)
-    names = [name for name in before if name.endswith(_HELD_OUT) and name in result]
-    rows = [(name, formatted(before[name]), formatted(result[name])) for name in names]
-    return aligned([("held out", "before", "after"), *rows])
+    forms = {}
+    names = {row.part: row.names[0] for row in PRETRAINING.values()}
+    for part, name in (names | {task: row.name for task, row in PAIR_TASKS.items()}).items():
+        forms[f"{part}_loss"] = f"{name} loss, nats", "{:.3f}"
+        forms[f"{part}_accuracy"] = f"{name} accuracy", "{:.1%}"
+        forms[f"{part}_perplexity"] = "perplexity", "{:,.1f}"
+    rows = [("held out", "before", "after")]
+    for key, (name, form) in forms.items():
+        if isinstance(before.get(key), float) and isinstance(result.get(key), float):
+            rows.append((name, form.format(before[key]), form.format(result[key])))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [f"{name:<{widths[0]}}  {first:>{widths[1]}}  {last:>{widths[2]}}" for name, first, last in rows]
+    if unigram := unigram_of(result):
+        lines.append(f"{result['num_predictions']:,.0f} predicted pieces of held-out text; unigram: {unigram:.3f} nats")
+    return lines
 
 
 def finetuning_lines(result: dict[str, Any]) -> list[str]:
