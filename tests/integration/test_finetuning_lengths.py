@@ -293,6 +293,7 @@ def test_the_commands_say_what_the_clock_makes_of_a_run_and_refuse_what_it_canno
     options += ["--set", "data.max_length=24", "--batch-size", 8, "--recipe", "finetune-glue-small"]
     out = tmp_path / "run"
     said = run("finetune", *options, "--out", out, "--minutes", 0.01)
+    assert "training.epochs = 3.0: ignored, training.minutes is set" not in said
     assert re.search(
         r"0\.01 minutes, in steps of 8 examples up to 24 tokens, about \d+ tokens per step; epochs of 40 ", said
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from maskloom.config import FinetuneRecipe, PretrainRecipe, TrainingSection
+from maskloom.config import FinetuneRecipe, FinetuneTraining, PretrainRecipe, TrainingSection
 from maskloom.data.loader import Account
 from maskloom.errors import ConfigError, amount
 from maskloom.models.assembled import EncoderWithHeads
@@ -55,7 +55,15 @@ def finetuning_lines(recipe: FinetuneRecipe, settings: TrainingSection, data: En
     unit = "examples" if len(data) == data.num_examples else "windows"
     work = _work(settings, len(data), unit, float(data.lengths.mean()), recipe.data.max_length)
     seeds = f", {recipe.restarts} seeds" if recipe.restarts > 1 else ""
-    return [f"task: {recipe.task}; {work}{seeds}", _optimisation(settings), *default_lines(recipe)]
+    told = [f"task: {recipe.task}; {work}{seeds}", _optimisation(settings), *default_lines(recipe)]
+    return [*_ignored_lengths(recipe.training), *told]
+
+
+def _ignored_lengths(training: FinetuneTraining) -> list[str]:
+    """Return a line for each of minutes, steps and epochs that was set in vain, as one before it is set."""
+    plain, names = FinetuneTraining(), ("minutes", "steps", "epochs")
+    given = [name for name in names if getattr(training, name) != getattr(plain, name)]
+    return [f"training.{name} = {getattr(training, name)}: ignored, training.{given[0]} is set" for name in given[1:]]
 
 
 def _work(training: TrainingSection, num_units: int, unit: str, tokens_per_unit: float, max_length: int) -> str:

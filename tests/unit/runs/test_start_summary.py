@@ -55,13 +55,23 @@ def test_the_clock_leaves_steps_and_epochs_aside():
     changes = ["training.epochs=4.0", "training.minutes=30.0", "training.batch_size=16"]
     recipe = load_recipe(FinetuneRecipe, None, changes)
     lines = finetuning_lines(recipe, recipe.training.with_steps(3200), cast(EncodedData, _Windows()))
-    assert lines[0].startswith(
+    assert lines[0] == "training.epochs = 4.0: ignored, training.minutes is set"
+    assert lines[1].startswith(
         "task: single; 30 minutes, in steps of 16 windows up to 128 tokens, about 160 tokens per step; epochs of "
     )
     expected = "training.learning_rate = 5e-05, data.max_length = 128"
     assert default_lines(recipe) == [f"by default: task = single, {expected}"]
     named = load_recipe(FinetuneRecipe, None, [*changes, "task=single"])
     assert default_lines(named) == [f"by default: {expected}"]
+
+
+def test_steps_leave_epochs_aside():
+    recipe = load_recipe(FinetuneRecipe, None, ["training.epochs=9.0", "training.steps=2"])
+    lines = finetuning_lines(recipe, recipe.training.with_steps(3200), cast(EncodedData, _Windows()))
+    assert lines[0] == "training.epochs = 9.0: ignored, training.steps is set"
+    timed = load_recipe(FinetuneRecipe, None, ["training.epochs=9.0", "training.steps=2", "training.minutes=1.0"])
+    lines = finetuning_lines(timed, timed.training.with_steps(3200), cast(EncodedData, _Windows()))
+    assert lines[:2] == [f"training.{said}: ignored, training.minutes is set" for said in ("steps = 2", "epochs = 9.0")]
 
 
 class _Windows:
