@@ -253,6 +253,7 @@ def test_every_restart_is_kept(run):
     kept = {seed: folder / "restarts" / f"seed-{seed}" / "model" for seed in (4, 5, 6)}
     for seed, model in kept.items():
         assert evaluate(model, dev)["accuracy"] == pytest.approx(result["restarts"]["scores"][str(seed)])
+        assert not (model.parent / "best").exists()
     best = kept[result["best_seed"]]
     for name in ("model.safetensors", "vocab.txt", "maskloom.json", "config.json"):
         assert (best / name).read_bytes() == (folder / "model" / name).read_bytes()

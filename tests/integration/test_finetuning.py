@@ -221,7 +221,10 @@ def test_a_crashed_run_continues_to_the_bit(model_folder, data, tmp_path, stage,
     steps = [(event["stage"], event["step"]) for event in read_events(tmp_path / "cut" / "events.jsonl")
              if event["event"] == "evaluation"]  # fmt: skip
     assert steps == [(f"seed-{seed}", step) for seed in (0, 1) for step in (8, 16, 24)]
+    best = tmp_path / "cut" / "restarts" / "seed-0" / "best"
+    best.mkdir()  # as after a stop just before the removal of files no longer needed
     assert finetune(settings, **inputs, out=tmp_path / "cut", resume=True) == resumed
+    assert not best.exists()
 
 
 def test_patience_ends_a_seed_and_a_resumed_run_ends_there_too(model_folder, data, tmp_path):

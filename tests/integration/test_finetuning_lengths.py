@@ -258,11 +258,15 @@ def test_patience_goes_on_with_an_extension_and_a_run_that_it_ended_is_not_exten
     assert contents(out) == before
 
 
-def test_a_run_whose_checkpoints_are_gone_is_not_extended(single, tmp_path):
+def test_a_run_whose_checkpoints_or_model_are_gone_is_not_extended(single, tmp_path):
     recipe, files = single
     out = tmp_path / "run"
     finetune(recipe, **files, out=out)
+    (out / "model").rename(tmp_path / "model")
     longer = with_training(recipe, epochs=2.0)
+    with pytest.raises(ConfigError, match="model, the best weights so far, no longer exists; start a new run"):
+        finetune(longer, **files, out=out, resume=True)
+    (tmp_path / "model").rename(out / "model")
     (out / "restarts" / "seed-0" / "checkpoints").rename(tmp_path / "checkpoints")
     with pytest.raises(ConfigError, match=r"^10 steps: the checkpoints of .* no longer exist"):
         finetune(longer, **files, out=out, resume=True)
@@ -366,32 +370,35 @@ def refused(out: Path, extend, message: str) -> None:
     assert contents(out) == before
 
 
-def test_a_run_whose_best_weights_are_gone_or_changed_is_not_extended(kept, tmp_path):
+def test_a_run_with_a_kept_or_best_model_gone_or_changed_is_not_extended(kept, tmp_path):
     out, worse, extend = kept
-    best, gone = worse / "best", f"{worse}/best: the best weights so far are gone or have changed; start a new run"
-    best.rename(tmp_path / "best")
-    refused(out, extend, gone)
-    (tmp_path / "best").rename(best)
-    own = (best / "model.safetensors").read_bytes()
-    for other in (weights(out), own[:-1]):
-        (best / "model.safetensors").write_bytes(other)
-        refused(out, extend, gone)
-    (best / "model.safetensors").write_bytes(own)
+    (worse / "model").rename(tmp_path / "model")
+    refused(out, extend, f"{worse}/model, the best weights so far, no longer exists")
+    (tmp_path / "model").rename(worse / "model")
+    config = (out / "model" / "config.json").read_bytes()
+    (out / "model" / "config.json").unlink()
+    refused(out, extend, f"{out}/model/config.json: cannot be read")
+    (out / "model" / "config.json").write_bytes(config)
+    own = weights(out)
+    for other in (weights(worse), own[:-1]):
+        (out / "model" / "model.safetensors").write_bytes(other)
+        refused(out, extend, f"{out}/model: config.json or model.safetensors has changed since the run wrote it")
+    (out / "model" / "model.safetensors").write_bytes(own)
     assert extend()["last"]["step"] == 10
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("best.json", "{}"), ("best.json", '{"step": "a"}'), ("result.json", "{}")],
+    [("best.json", "{}"), ("best.json", '{"step": "a"}'), ("result.json", "{}"), ("metrics.json", "{}")],
 )
 def test_extending_names_the_damaged_file(kept, name, content):
     out, worse, extend = kept
-    path = worse / name
+    path = (out if name == "metrics.json" else worse) / name
     path.write_text(content)
     refused(out, extend, f"{path}: the file is damaged: '")
 
 
-def test_a_finished_run_without_its_model_writes_it_again(kept, tmp_path):
+def test_a_finished_run_without_its_model_says_so_and_how_to_get_one(kept, run, tmp_path):
     out, _, extend = kept
     extend()
     copy = out.rename(tmp_path / "copy")
@@ -402,8 +409,12 @@ def test_a_finished_run_without_its_model_writes_it_again(kept, tmp_path):
     again = finetune(recipe, **places, out=copy, resume=True)
     assert again["model"] == str(copy / "model")
     (copy / "model").rename(tmp_path / "gone")
-    assert finetune(recipe, **places, out=copy, resume=True) == again
-    assert weights(copy) == (tmp_path / "gone" / "model.safetensors").read_bytes()
+    options = [word for name, path in places.items() for word in (f"--{name}", path)]
+    said = run("finetune", *options, "--out", copy, "--resume", "--epochs", 2, code=3)
+    command = f"maskloom export {copy} --stage seed-{again['best_seed']} --out DIR"
+    gone = f"{copy} is complete, but {copy / 'model'} no longer exists"
+    assert f"{gone}; export its last checkpoint with: {command}" in said
+    assert export(copy, tmp_path / "model", stage=f"seed-{again['best_seed']}")["step"] == 10
 
 
 def test_the_mean_of_the_last_checkpoints_is_the_model_and_survives_a_stop(single, tmp_path, monkeypatch):

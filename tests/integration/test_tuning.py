@@ -1,5 +1,6 @@
 import json
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -146,6 +147,8 @@ def test_fine_tuning_ends_with_tuning(tmp_path):
     assert settings_of(kept[result["best_seed"]]) == tuned["settings"]
     assert settings_of(kept[0]) != settings_of(kept[1])
     # a run that ended after writing its models and before its result resumes to the same result
+    for seed, model in enumerate(kept):
+        shutil.copytree(model, run / "restarts" / f"seed-{seed}" / "best")
     (run / "metrics.json").unlink()
     assert finetune(recipe, model=source, train=train, dev=dev, out=run, resume=True) == result
     with pytest.raises(ConfigError, match="no temperature or thresholds"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shlex
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -156,10 +158,11 @@ def _finetune(
         raise ConfigError("[features] trains a small model on vectors stored on disk; run it in one process")
     ranks.barrier()  # all ranks read the recipe before the first one writes it
     continues = ranks.is_first and _begin(plan, reading, inputs, paths, resume)
-    if ranks.any_(continues and (out / METRICS).exists() and (out / "model" / CONFIG).exists()):
-        progress.say(f"{out} is complete; there is nothing left to do")
-        read_json_value(out / METRICS, "best", dict)
-        return {**read_json_object(out / METRICS), "model": str(out / "model")}
+    if ranks.any_(continues and (out / METRICS).exists()):
+        result = _result_of_finished(out, tidies=ranks.is_first)
+        about_verify = "; --verify is for unfinished runs, `maskloom rerun` repeats a whole run" if verify else ""
+        progress.say(f"{out} is complete; there is nothing left to do{about_verify}")
+        return result
     if recipe.training.num_threads:
         torch.set_num_threads(recipe.training.num_threads)
     about_task = finetuning_lines(recipe, settings, plan.train)
@@ -179,6 +182,7 @@ def _finetune(
     if recipe.tune_on_dev:
         result["tuned"] = {"fitted_on": str(data.dev), **tune_folder(out / "model", plan.dev)}
     write_json(out / METRICS, result)
+    _remove_best_weights(out)
     return result
 
 
@@ -204,6 +208,24 @@ def _begin(
     claim(out)
     write_json(out / TASK, _model_settings(plan, reading))
     return continues
+
+
+def _result_of_finished(out: Path, *, tidies: bool) -> dict[str, Any]:
+    seed = read_json_value(out / METRICS, "best_seed", int)
+    if not (out / "model" / CONFIG).exists():
+        command = shlex.join(["maskloom", "export", str(out), "--stage", f"seed-{seed}", "--out", "DIR"])
+        raise ConfigError(
+            f"{out} is complete, but {out / 'model'} no longer exists; export its last checkpoint with: {command}"
+        )
+    if tidies:
+        _remove_best_weights(out)
+    return {**read_json_object(out / METRICS), "model": str(out / "model")}
+
+
+def _remove_best_weights(out: Path) -> None:
+    """Remove the weights from which `model` was made, which an interrupted run may not have removed."""
+    for restart in (out / "restarts").glob("seed-*"):
+        shutil.rmtree(restart / "best", ignore_errors=True)
 
 
 def _run_restarts(

@@ -29,7 +29,7 @@ from maskloom.runs.display import Progress
 from maskloom.runs.resuming import BEST_STEP, verify_resuming
 from maskloom.runs.run_folder import METRICS, run_id, saved_sum
 from maskloom.runs.word_vectors import take_word_vectors
-from maskloom.system.files import write_json
+from maskloom.system.files import copy_files, replacing_folder, write_json
 from maskloom.system.foreign_files import read_json_object, read_json_value
 from maskloom.tasks.encoding import EncodedData, ShuffledBatches
 from maskloom.tasks.kinds import KINDS
@@ -141,10 +141,10 @@ def run_restart(plan: FinetunePlan, seed: int, log: EventLog, progress: Progress
 
 
 def reopen_restarts(out: Path, recipe: FinetuneRecipe) -> None:
-    """Reopen finished seeds for more steps; a kill midway is harmless.
+    """Reopen finished seeds for more steps, restoring the best weights of a finished run from its model folders.
 
-    Before changing anything, raises ConfigError if patience ended all seeds, as more steps would change nothing, and
-    DataError if the best weights of a seed are gone or not as the run wrote them.
+    A kill midway is harmless. Before changing anything, raises ConfigError if patience ended all seeds, as more steps
+    would change nothing, or if a model is gone, and DataError for a model that is not as the run wrote it.
     """
     results = list(out.glob(f"restarts/seed-*/{_RESULT}"))
     planned = recipe.training.extensions[-1].steps if recipe.training.extensions else 0
@@ -154,11 +154,26 @@ def reopen_restarts(out: Path, recipe: FinetuneRecipe) -> None:
             f"{out}: dev did not improve in {recipe.training.patience} evaluations (training.patience), and more "
             "steps would not change that; start a new run with more patience and another --out"
         )
-    for best in (path.with_name("best") for path in results):
-        if not best.exists() or saved_sum(best) != read_json_value(best.with_name(BEST_STEP), "sha256", str):
-            raise DataError(
-                f"{best}: the best weights so far are gone or have changed; start a new run with another --out"
-            )
+    best_seed = read_json_value(out / METRICS, "best_seed", int) if (out / METRICS).exists() else None
+    models = {}
+    for folder in out.glob("restarts/seed-*"):
+        is_best = folder.name == f"seed-{best_seed}"
+        model = out / "model" if is_best else folder / "model"
+        if all((folder / "best" / name).exists() for name in (CONFIG, WEIGHTS)):
+            continue
+        if model.exists():
+            known = read_json_object(folder / BEST_STEP).get("sha256") if (folder / BEST_STEP).exists() else None
+            if known not in (None, saved_sum(model)):
+                raise DataError(
+                    f"{model}: {CONFIG} or {WEIGHTS} has changed since the run wrote it, so the run cannot be "
+                    "extended; restore the file, or start a new run with another --out"
+                )
+            models[folder / "best"] = model
+        elif is_best or (recipe.keep_restarts and folder / _RESULT in results):
+            raise ConfigError(f"{model}, the best weights so far, no longer exists; start a new run with another --out")
+    for best, model in models.items():
+        with replacing_folder(best) as kept:
+            copy_files(model, kept)
     (out / METRICS).unlink(missing_ok=True)  # metrics first: a finished run has all results
     for path in results:
         path.unlink()
@@ -341,7 +356,7 @@ class _DevWatch:
         If a kill left weights there whose scores are unknown, no weights count as the best.
         """
         kept, path = self._folder / "best", self._folder / BEST_STEP
-        if self._ranks.is_first and kept.exists():
+        if self._ranks.is_first and kept.exists():  # a finished run has removed it
             known = read_json_object(path) if path.exists() else {}
             self.memory.pop("best", None)
             is_whole = all((kept / name).exists() for name in (CONFIG, WEIGHTS))

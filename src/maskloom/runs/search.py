@@ -219,7 +219,6 @@ def _run_trial(setup: _Search, trial: dict[str, Any]) -> dict[str, Any]:
         for checkpoints in folder.glob("restarts/*/checkpoints"):  # trials are not extended
             drop_old_checkpoints(checkpoints, sys.maxsize, 0, ())  # each as a whole, whenever the search is stopped
             shutil.rmtree(checkpoints, ignore_errors=True)
-            shutil.rmtree(checkpoints.with_name("best"), ignore_errors=True)
     except (Interrupted, DataError, UsageError, OSError, FolderLostError):
         raise  # data, metric, disk and folder are the same for every trial
     except Exception as error:
