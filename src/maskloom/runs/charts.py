@@ -59,9 +59,10 @@ def line_chart(
     x_name: str,
     y_name: str,
     levels: Sequence[tuple[str, float]] = (),
+    marks: Sequence[tuple[str, float]] = (),
     as_percent: bool = False,
 ) -> str:
-    """Return a chart of lines labelled at their ends; `levels` are dashed horizontal lines."""
+    """Return a chart of lines labelled at their ends; `levels` (of y) and `marks` (of x) are dashed lines."""
     x_values = [x for line in lines for x, _ in line.points]
     y_values = [y for line in lines for _, y in line.points] + [y for _, y in levels]
     if not x_values:
@@ -78,6 +79,9 @@ def line_chart(
     for tick in (tick for tick in x_ticks if 0.0 <= tick <= x_top * 1.0001):
         parts.append(_text(x_place(tick), _HEIGHT - _BOTTOM + 20, _figure(tick, False), "middle"))
     parts.append(_text((_LEFT + right) / 2, _HEIGHT - 6, x_name, "middle"))
+    for name, value in marks:
+        parts.append(_stroke("level", (x_place(value), _TOP), (x_place(value), _HEIGHT - _BOTTOM)))
+        parts.append(_text(x_place(value) - 6, _TOP + 10, name, "end", "level-name"))
     ends: list[tuple[float, str, str]] = []
     for name, value in levels:
         parts.append(_stroke("level", (_LEFT, y_place(value)), (right, y_place(value))))

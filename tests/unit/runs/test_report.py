@@ -9,7 +9,7 @@ import pytest
 from maskloom.config import PretrainRecipe, recipe_toml, validate_recipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.runs.charts import distinct_names, visible
-from maskloom.runs.report.page import charts_of, mean_curve, points, report
+from maskloom.runs.report.page import charts_of, mean_curve, phase_marks, points, report
 from maskloom.runs.report.record import RunRecord, in_one_count, score_table
 from maskloom.runs.rerun import rerun
 
@@ -198,6 +198,8 @@ def test_phases_of_a_run_that_was_resumed_or_extended_are_counted_once():
     events = [step(1, 8.0), step(3, 7.0), ended, step(1, 6.0, "phase-2"), ended, step(2, 5.0, "phase-2")]
     counted = in_one_count([*events, {**ended, "stage": "phase-2", "step": 2}])
     assert points(counted, "step", "losses", "mlm") == [(1, 8.0), (3, 7.0), (4, 6.0), (5, 5.0)]
+    assert phase_marks(counted) == [("start of phase 2", 3)]
+    assert phase_marks(in_one_count([step(3, 7.0), ended, step(4, 6.0), {**ended, "step": 4}])) == []
 
 
 def test_names_of_runs_are_told_apart():

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from maskloom.errors import DataError
 from maskloom.inference import Predictor
 from maskloom.runs.charts import visible
@@ -21,11 +23,15 @@ from maskloom.tasks.tables import ReadingOptions
 _AT_ONCE = 256
 _NUM_SHOWN = 8
 _MAX_CHARACTERS = 400
+_MAX_CONFUSED_LABELS = 12
 
 
 @dataclass(frozen=True)
 class Examples:
-    """What a page shows of a model's predictions on dev; `absent` says why there are none."""
+    """What a page shows of a model's predictions on dev; `absent` says why there are none.
+
+    `confusion` counts, for tasks with few labels, the pairs of a true label (rows) and a predicted one (columns).
+    """
 
     num_predicted: int = 0
     num_in_file: int = 0
@@ -33,6 +39,8 @@ class Examples:
     is_graded: bool = False
     right: list[Verdict] = field(default_factory=list)
     wrong: list[Verdict] = field(default_factory=list)
+    labels: tuple[str, ...] = ()
+    confusion: list[list[int]] = field(default_factory=list)
     absent: str = ""
 
 
@@ -52,6 +60,7 @@ def examples_of(run: RunRecord, most: int, progress: Progress) -> Examples:
     sees_document = getattr(task.settings, "context", None) == "document"
     chosen = data.examples[:most] if sees_document else _spread(data.examples, most)
     judged: list[Verdict] = []
+    confusion = np.zeros((len(task.labels), len(task.labels)), dtype=np.int64)
     progress.begin(f"{run.name}: examples of {dev.name}", len(chosen))
     for first in range(0, len(chosen), _AT_ONCE):
         piece = ReadExamples(chosen[first : first + _AT_ONCE], data.report)
@@ -60,9 +69,11 @@ def examples_of(run: RunRecord, most: int, progress: Progress) -> Examples:
         targets = kind.targets_by_example(encoded, task.targets(encoded))
         for example, prediction, target in zip(piece.examples, decoded, targets, strict=True):
             judged.append(_judged(example, kind.judge(example, prediction, target, task.labels)))
+            if "label" in prediction:
+                confusion[int(target), task.labels.index(prediction["label"])] += 1
         progress.advance(first + len(piece.examples))
     progress.end()
-    return _sorted_out(judged, len(data.examples), is_graded=kind.is_scale)
+    return _sorted_out(judged, len(data.examples), kind.is_scale, task.labels, confusion)
 
 
 def _why_none(run: RunRecord, dev: Path) -> str:
@@ -77,11 +88,14 @@ def _why_none(run: RunRecord, dev: Path) -> str:
     return "" if is_same else f"{dev} has changed since the run read it"
 
 
-def _sorted_out(judged: list[Verdict], num_in_file: int, *, is_graded: bool) -> Examples:
+def _sorted_out(
+    judged: list[Verdict], num_in_file: int, is_graded: bool, labels: tuple[str, ...], confusion: np.ndarray
+) -> Examples:
     right, wrong = [one for one in judged if not one.error], [one for one in judged if one.error]
     if is_graded:
         right = sorted(judged, key=lambda one: one.error)
     shown_wrong = sorted(wrong, key=lambda one: (-one.error if is_graded else 0, -(one.probability or 0.0)))
+    is_small = confusion.sum() > 0 and len(labels) <= _MAX_CONFUSED_LABELS
     return Examples(
         num_predicted=len(judged),
         num_in_file=num_in_file,
@@ -89,6 +103,8 @@ def _sorted_out(judged: list[Verdict], num_in_file: int, *, is_graded: bool) -> 
         is_graded=is_graded,
         right=right[:_NUM_SHOWN] if is_graded else _spread(right, _NUM_SHOWN),
         wrong=shown_wrong[:_NUM_SHOWN],
+        labels=tuple(map(visible, labels)) if is_small else (),
+        confusion=confusion.tolist() if is_small else [],
     )
 
 

@@ -142,6 +142,8 @@ def charts_of(records: list[RunRecord]) -> dict[str, list[Chart]]:
 def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
     """Draw losses and accuracies in one chart for each kind of prediction, as those of others are not comparable."""
     charts: list[Chart | None] = []
+    marks = phase_marks(runs[0].stages[""]) if len(runs) == 1 else []
+    how = {"marks": marks, "as_percent": True}
     for part, row in {_predicted(run).part: _predicted(run) for run in runs}.items():
         chosen, (loss_name, targets) = [run for run in runs if _predicted(run).part == part], row.names
         loss = _chart(
@@ -151,14 +153,15 @@ def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
             ("losses", part),
             f"{part}_loss",
             levels=_level("word frequency", map(unigram_of, map(scores, chosen))),
+            marks=marks,
             note="Thin line: training; with dots: held out. Below the dashed line, the model uses context.",
         )
         title = f"{targets} predicted correctly, held out"
-        charts += [loss, _chart(title, chosen, colours, None, f"{part}_accuracy", as_percent=True)]
+        charts += [loss, _chart(title, chosen, colours, None, f"{part}_accuracy", **how)]
     for pair, task in PAIR_TASKS.items():
         levels = _level("majority", (scores(run).get(f"{pair}_majority_fraction") for run in runs))
         title = f"{_capital(task.name)} accuracy, held out"
-        charts.append(_chart(title, runs, colours, None, f"{pair}_accuracy", levels=levels, as_percent=True))
+        charts.append(_chart(title, runs, colours, None, f"{pair}_accuracy", levels=levels, **how))
     return [chart for chart in (*charts, *_optimisation(runs, colours)) if chart is not None]
 
 
@@ -230,6 +233,12 @@ def _lines(name: str, trained: list[Points], measured: list[Points], style: str,
         label = name or (held_out if measured and thin else "mean" if len(bold) > 1 else "")
         lines.append(Line(label, mean, style, has_dots=bool(measured)))
     return lines
+
+
+def phase_marks(events: list[dict[str, Any]]) -> list[tuple[str, float]]:
+    """Mark where each phase after the first begins, in events with one running step count."""
+    ends = {event["stage"]: event["step"] for event in events if event["event"] == "finished"}
+    return [(f"start of phase {number}", step) for number, step in enumerate([*ends.values()][:-1], start=2)]
 
 
 def points(events: Iterable[dict[str, Any]], kind: str, *path: str) -> Points:
