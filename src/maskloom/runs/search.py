@@ -139,8 +139,12 @@ def _listed_settings(
     if not space:
         raise ConfigError("optuna needs something to search: --grid training.learning_rate=1e-5..1e-4")
     values_of = {key: (one.low, one.high) if isinstance(one, ValueRange) else one for key, one in space.items()}
-    for place in (0, -1):  # not all combinations: values may fit only some of another key, as a larger batch does
-        recipe_with(recipe, {key: values[place] for key, values in values_of.items()}, source="a trial")
+    first, last = ({key: values[place] for key, values in values_of.items()} for place in (0, -1))
+    for key, value in ((key, value) for key, values in values_of.items() for value in values):
+        try:
+            recipe_with(recipe, {**first, key: value}, source="a trial")
+        except ConfigError:  # the value may fit others of the other keys, such as a larger batch
+            recipe_with(recipe, {**last, key: value}, source="a trial")
     return []
 
 
