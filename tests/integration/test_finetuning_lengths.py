@@ -304,7 +304,7 @@ def test_the_commands_say_what_the_clock_makes_of_a_run_and_refuse_what_it_canno
     assert "after 10% of the time of warm-up" in said
     assert "has not improved" not in said
     said = run("finetune", *options[:6], "--out", out, "--resume", "--epochs", 3, code=3)
-    assert "--epochs: training.minutes = 0.01 is also set" in said
+    assert "was started for 0.01 minutes, and such a run cannot be extended; start a new run" in said
     assert "its learning rate followed the clock" in run("rerun", out, "--out", tmp_path / "again", code=3)
     said = run("search", *options, "--out", tmp_path / "s", "--set", "training.minutes=1.0", code=3)
     assert "training.minutes: set epochs or steps instead" in said

@@ -247,7 +247,7 @@ def test_a_run_by_the_clock_ends_with_a_model_and_cannot_be_repeated(run, corpus
     with pytest.raises(ConfigError, match="its learning rate followed the clock"):
         rerun(tmp_path / "run", out=tmp_path / "again")
     said = run("pretrain", "--corpus", corpus, "--out", tmp_path / "run", "--resume", "--steps", 9, code=3)
-    assert "training.minutes = 0.02 is also set" in said
+    assert "was started for 0.02 minutes, and such a run cannot be extended" in said
 
 
 def in_phases(last: int) -> str:
@@ -308,6 +308,6 @@ def test_phases_share_the_minutes_and_a_resume_goes_on_with_what_is_left(run, co
         assert own[0] < 0.2 < own[-1]
     assert weights(out)
     said = run("pretrain", "--corpus", corpus, "--out", out, "--resume", "--steps", 40, code=3)
-    assert "training.minutes = 0.04 is also set" in said
+    assert "was started for 0.04 minutes, and such a run cannot be extended" in said
     said = run("pretrain", "--corpus", corpus, "--out", out, "--resume", "--set", "phases.1.steps=9", code=3)
     assert "a resumed run must keep its recipe: phases.1.steps was 6, is 9" in said

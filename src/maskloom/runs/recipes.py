@@ -84,7 +84,7 @@ def recipe_of_run(
     changes = [*changes, *overrides_of({FLAG_KEYS[name]: value for name, value in told.items()})]
     by_flag |= {FLAG_KEYS[name]: shown_flag(name, value) for name, value in told.items()}
     recipe = load_recipe(kind, given, changes, check=check, flags=by_flag)
-    check_flags(recipe, flags)
+    check_flags(recipe, flags, resumes)
     return recipe
 
 
@@ -97,10 +97,15 @@ def run_to_resume(out: str | Path, resume: bool, say: Callable[[str], None]) -> 
     return None
 
 
-def check_flags(recipe: PretrainRecipe | FinetuneRecipe, flags: dict[str, Any]) -> None:
-    """Raise ConfigError for a flag that the recipe overrides elsewhere."""
+def check_flags(recipe: PretrainRecipe | FinetuneRecipe, flags: dict[str, Any], resumes: Path | None = None) -> None:
+    """Raise ConfigError for a flag that the recipe, or that of the resumed run in `resumes`, overrides elsewhere."""
     given = {name for name, value in flags.items() if value is not None}
     if (minutes := recipe.training.minutes) is not None and (names := sorted(given & {"steps", "epochs"})):
+        if resumes is not None and "minutes" not in given:
+            raise ConfigError(
+                f"--{names[0]}: {resumes} was started for {minutes:g} minutes, and such a run cannot be extended; "
+                "start a new run with another --out"
+            )
         raise ConfigError(f"--{names[0]}: training.minutes = {minutes:g} is also set; use only one of them")
     if isinstance(recipe, FinetuneRecipe):
         if "epochs" in given and recipe.training.steps is not None:

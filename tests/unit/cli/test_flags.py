@@ -182,6 +182,8 @@ def test_a_flag_that_would_change_nothing_is_refused():
         check_flags(load_recipe(FinetuneRecipe, None, ["training.steps=4"]), {"epochs": 1.0})
     with pytest.raises(ConfigError, match=r"--epochs: training\.minutes = 30 is also set; use only one of them"):
         check_flags(load_recipe(FinetuneRecipe, None, ["training.minutes=30.0"]), {"epochs": 1.0, "minutes": 30.0})
+    with pytest.raises(ConfigError, match="--steps: run was started for 30 minutes, and such a run cannot be extended"):
+        check_flags(load_recipe(PretrainRecipe, None, ["training.minutes=30.0"]), {"steps": 9}, Path("run"))
     with pytest.raises(ConfigError, match=r"--epochs 2\.0: the grid varies training\.epochs"):
         space_beside(["paper"], {"epochs": 2.0, "seed": 1}, None)
     with pytest.raises(ConfigError, match=r"^--set training\.epochs=2: the grid varies training\.epochs"):
