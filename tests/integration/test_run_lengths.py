@@ -221,9 +221,9 @@ def test_epochs_become_the_steps_that_make_them(run, corpus, tmp_path):
     [
         (0.0, None, [], "--epochs 0.0: expected a number above 0"),
         (float("nan"), None, [], "--epochs nan: expected a number above 0"),
-        (1.0, 9, [], "--epochs: steps, minutes or phases are also set; use only one of them"),
-        (1.0, None, ["training.minutes=1.0"], "--epochs: steps, minutes or phases are also set"),
-        (1.0, None, ["phases=[{max_length=8, steps=3}]"], "--epochs: steps, minutes or phases are also set"),
+        (1.0, 9, [], "--epochs: --steps 9 is also set; use only one of them"),
+        (1.0, None, ["training.minutes=1.0"], r"--epochs: training\.minutes = 1 is also set; use only one of them"),
+        (1.0, None, ["phases=[{max_length=8, steps=3}]"], "--epochs: every phase has its own steps"),
         (0.1, None, ["training.warmup_steps=900"], r"--epochs 0\.1: training\.warmup_steps = 900: it may not exceed"),
     ],
 )

@@ -127,8 +127,12 @@ def with_epochs(recipe: PretrainRecipe, epochs: float | None, steps: int | None,
         return recipe
     if not 0 < epochs < math.inf:
         raise ConfigError(f"--epochs {epochs}: expected a number above 0")
-    if recipe.phases or recipe.training.minutes is not None or steps is not None:
-        raise ConfigError("--epochs: steps, minutes or phases are also set; use only one of them")
+    if recipe.phases:
+        raise ConfigError("--epochs: every phase has its own steps")
+    minutes = recipe.training.minutes
+    if steps is not None or minutes is not None:
+        other = f"--steps {steps}" if minutes is None else f"training.minutes = {minutes:g}"
+        raise ConfigError(f"--epochs: {other} is also set; use only one of them")
     # imported here: other commands do not need them
     from maskloom.data.corpus.opening import Corpus, split_documents
     from maskloom.runs.pretraining_plan import pretraining_data
