@@ -183,7 +183,7 @@ def test_a_run_is_shortened_and_used_but_not_to_less_than_it_has_made(single, tm
     with pytest.raises(KeyboardInterrupt):
         finetune(with_training(recipe, epochs=4.0), **files, out=out, progress=Stop(0, 8))
     kept = (out / "recipe.toml").read_bytes()
-    with pytest.raises(ConfigError, match=r"^5 steps: .* has already done 5 steps"):
+    with pytest.raises(ConfigError, match=r"^--epochs 1 \(5 steps\): .* has already done 5 steps"):
         finetune(recipe, **files, out=out, resume=True)
     assert (out / "recipe.toml").read_bytes() == kept
     result = finetune(with_training(recipe, epochs=2.0), **files, out=out, resume=True)
@@ -268,7 +268,7 @@ def test_a_run_whose_checkpoints_or_model_are_gone_is_not_extended(single, tmp_p
         finetune(longer, **files, out=out, resume=True)
     (tmp_path / "model").rename(out / "model")
     (out / "restarts" / "seed-0" / "checkpoints").rename(tmp_path / "checkpoints")
-    with pytest.raises(ConfigError, match=r"^10 steps: the checkpoints of .* no longer exist"):
+    with pytest.raises(ConfigError, match=r"^--epochs 2 \(10 steps\): the checkpoints of .* no longer exist"):
         finetune(longer, **files, out=out, resume=True)
     assert (out / "metrics.json").exists()
 

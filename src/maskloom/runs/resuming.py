@@ -64,7 +64,7 @@ def extended_recipe(
     before, steps = plan(load_recipe(type(recipe), out / RECIPE)), plan(recipe).steps
     extensions = before.extensions
     if steps != before.steps:
-        asked = f"{steps} steps{' of the last phase' if getattr(recipe, 'phases', None) else ''}"
+        asked = _asked(recipe, steps)
         done = max(_last_step(out, stage, folder) for stage, folder in checkpoints.items())
         if (out / METRICS).exists() and not (done and any(map(step_folders, checkpoints.values()))):
             raise ConfigError(f"{asked}: the checkpoints of {out} no longer exist; start a new run with another --out")
@@ -92,6 +92,15 @@ def extension_lines(training: TrainingSection) -> list[str]:
         f"{what}: planned for {last.steps:,} steps, {training.steps:,} from step {last.at:,} on; the learning rate "
         f"{how} to that of a run of {training.steps:,} steps"
     ]
+
+
+def _asked(recipe: PretrainRecipe | FinetuneRecipe, steps: int) -> str:
+    """Return the number of steps that a recipe asks for, in terms of the flag that sets it."""
+    if isinstance(recipe, FinetuneRecipe) and recipe.training.steps is None:
+        return f"--epochs {recipe.training.epochs:g} ({steps} steps)"
+    if isinstance(recipe, PretrainRecipe) and recipe.phases:
+        return f"{steps} steps of the last phase"
+    return f"--steps {steps}"
 
 
 def _last_step(out: Path, stage: str, folder: Path) -> int:
