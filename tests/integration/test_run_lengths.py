@@ -193,7 +193,7 @@ def test_a_run_is_not_shortened_to_an_end_within_its_warm_up(tmp_path, monkeypat
     (tmp_path / "recipe.toml").write_text(recipe_toml(stored), encoding="utf-8")
     monkeypatch.setattr(resuming, "_last_step", lambda *_: 4)
     shortened = load_recipe(PretrainRecipe, None, [*planned, "training.steps=9"])
-    with pytest.raises(ConfigError, match=r"^9 steps: the run warms up for 18 steps"):
+    with pytest.raises(ConfigError, match="--steps 9: the run warms up for 18 steps"):
         resuming.extended_recipe(shortened, tmp_path, lambda chosen: chosen.training, {"phase-1": tmp_path})
 
 
