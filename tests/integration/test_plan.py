@@ -174,9 +174,13 @@ def test_a_size_beyond_memory_is_left_out_and_said(corpus, monkeypatch):
     assert ([row["size"] for row in result["sizes"]], result["too_large"]) == (["tiny"], ["base"])
     lines = plan_lines(result)
     assert "base: its weights, gradients and moments take more memory than is free" in lines
+    told = "tiny: needs more memory than is free; a training.micro_batch_size below the batch size needs less"
+    assert told in lines
     assert lines[0].endswith(", 0.0 GiB free")
     monkeypatch.setattr(module, "available_memory", lambda: None)
-    assert not plan_lines(plan_pretraining(recipe("model.size=tiny"), corpus=corpus, seconds=0.1))[0].endswith("free")
+    lines = plan_lines(plan_pretraining(recipe("model.size=tiny"), corpus=corpus, seconds=0.1))
+    assert told not in lines
+    assert not lines[0].endswith("free")
 
 
 def test_free_memory_is_that_of_the_device(monkeypatch):

@@ -224,6 +224,11 @@ def plan_lines(result: dict[str, Any], command: str = "maskloom pretrain --corpu
     ]
     for size in result["too_large"]:
         lines.append(f"{size}: its weights, gradients and moments take more memory than is free")
+    lines += [
+        f"{row['size']}: needs more memory than is free; a training.micro_batch_size below the batch size needs less"
+        for row in rows
+        if free is not None and row["memory"] > free
+    ]
     shown = [(size, point) for size, point in result["milestones"].items() if any(row["size"] == size for row in rows)]
     if shown:
         reference = result["reference"]
