@@ -94,6 +94,10 @@ def search(
         space = space_of_data(stored["space"]) if space is None else space
         method, num_trials = method or stored["method"], num_trials or stored["num_trials"]
         data = data.as_told(stored, described(out)["paths"])
+    if space is None and method in (None, "grid"):
+        progress.say(
+            "no --grid: one trial with the recipe's settings; --grid training.learning_rate=2e-5,5e-5 tries several"
+        )
     space, method = {} if space is None else space, method or "grid"
     recipe = with_task(recipe, data.reading)
     listed = _listed_settings(recipe, space, method, num_trials)

@@ -11,6 +11,7 @@ from maskloom.config import FinetuneRecipe, load_recipe, recipe_toml, validate_r
 from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.recipe_files import overrides_of
 from maskloom.runs import search as search_run
+from maskloom.runs.display import Progress
 from maskloom.runs.finetune import LabelledFiles
 from maskloom.runs.search import Trials, search
 from maskloom.runs.search_space import (
@@ -309,6 +310,17 @@ def test_what_the_first_trial_refuses_ends_the_search_and_leaves_nothing(run, in
 def test_what_a_later_trial_refuses_is_its_failure(run):
     result = run(Finetuning(failing=[3e-5], error=ConfigError("too long")))
     assert [trial["name"] for trial in result["trials"]] == ["trial-003", "trial-001", "trial-002"]
+
+
+def test_without_a_grid_it_says_that_there_is_one_trial(run, inputs):
+    said = []
+    progress = Progress()
+    progress.say = said.append
+    run(Finetuning(), space=None, progress=progress)
+    assert said[0].startswith("no --grid: one trial with the recipe's settings; --grid ")
+    said.clear()
+    run(Finetuning(), space={}, out=inputs["out"].with_name("other"), progress=progress)
+    assert not [line for line in said if "--grid" in line]
 
 
 def test_wrong_settings_are_refused_before_anything_is_written(run, inputs):
