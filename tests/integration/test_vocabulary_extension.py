@@ -130,6 +130,7 @@ def test_what_belongs_to_the_model_goes_along(model: Path, text: Path, tmp_path:
     assert json.loads((out / "maskloom.json").read_text()) == {"max_length": 48}
     report = extend_vocabulary([text], 500, model=model, out=tmp_path / "more", work=Work(2))
     assert 1 < report["num_new_pieces"] < 500
+    assert "occurs at least 5 times" in report["why_fewer"]
     again = extend_vocabulary([text], 500, model=model, out=tmp_path / "again")
     assert again["pieces"] == report["pieces"]
 

@@ -57,7 +57,7 @@ def parse_space(arguments: Sequence[str]) -> dict[str, tuple[Any, ...] | ValueRa
     """Return recipe keys with their values from arguments such as `training.batch_size=16,32` or a grid's name.
 
     `low..high` is a range. An explicit key overrides the same key of a named grid. Raises ConfigError for anything
-    else, and for a key without values or given twice.
+    else, for a key without values or given twice, and for a value that appears twice.
     """
     space: dict[str, tuple[Any, ...] | ValueRange] = {}
     given: set[str] = set()
@@ -129,6 +129,9 @@ def _parse_values(argument: str, text: str) -> tuple[Any, ...] | ValueRange:
         values = [part.strip() for part in text.split(",")]
     if not values or "" in values:
         raise ConfigError(f"--grid {argument!r:.200}: a value is empty")
+    for index, value in enumerate(values):
+        if value in values[:index]:
+            raise ConfigError(f"--grid {argument!r:.200}: {value!r:.60} appears twice")
     return tuple(values)
 
 

@@ -65,9 +65,9 @@ def extend_vocabulary(
     if not counted.counts:
         raise DataError(f"no words in {amount(counted.num_texts, 'text')}; new pieces are chosen from words")
     old = tokenizer.vocabulary
+    often = amount(min_frequency, "time")
     pieces = choose_pieces(counted.counts, old, num_pieces=num_pieces, min_frequency=min_frequency)
     if not pieces:
-        often = amount(min_frequency, "time")
         raise DataError(f"no piece to add: no run of pieces within a word occurs at least {often}")
     vocabulary = Vocabulary([*old.tokens, *(piece.token for piece in pieces)])
     (loaded, _), extended = load_model(folder), replace(tokenizer, vocabulary=vocabulary)
@@ -82,6 +82,8 @@ def extend_vocabulary(
         "after": measure_coverage(extended, counted.counts),
         "reading": reading.as_dict(),
     }
+    if len(pieces) < num_pieces:
+        report["why_fewer"] = f"no other run of pieces within a word occurs at least {often}"
     rows = [{"id": place, **asdict(piece)} for place, piece in enumerate(pieces, start=len(old))]
     _write_model(loaded, folder, extended, out, {**report, "pieces": rows})
     return {"folder": str(out), **report, "pieces": [piece.token for piece in pieces]}

@@ -374,6 +374,7 @@ def test_grids_as_arguments():
         "huge",
         "a=",
         "=1",
+        "a=1,1",
         "a=1,,2",
         "a=2..1",
         "a=1..x",
