@@ -105,8 +105,10 @@ def _imported_ray() -> Any:
 def _connect(ray: Any, address: str | None, num_workers: int) -> None:
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
-        options |= {"num_cpus": num_workers, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        here = {"num_cpus": num_workers, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        ray.init(address="local", **here, **options)
+        return
     try:
-        ray.init(address=address or "local", **options)
+        ray.init(address=address, **options)
     except (ConnectionError, ValueError, OSError) as error:
         raise ConfigError(f"--ray-address {address}: no Ray cluster answers there ({error})") from None
