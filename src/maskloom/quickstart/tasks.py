@@ -87,7 +87,11 @@ def _areas(
         if part >= _LEAST_PART:
             return tuple(sorted(ranked[:num_areas])), (int(for_train * part), int(for_dev * part))
     found = ", ".join(f"{area} {counts[area]}" for area in ranked[:5]) or "none"
-    raise DataError(f"there is too little documentation on this machine for the tasks; documents found: {found}")
+    raise DataError(
+        f"there is too little documentation on this machine for the tasks: they need {_LEAST_PART * sum(sizes):.0f} "
+        f"documents from two packages, half from each, and use at most {_MOST_HELD_OUT:.0%} of a package's documents; "
+        f"found: {found}"
+    )
 
 
 def _fits(document: GatheredDocument) -> bool:

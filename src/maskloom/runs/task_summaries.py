@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from textwrap import shorten
 from typing import Any
 
 from maskloom.data.streams.sentence_pairs import PAIR_TASKS, pair_task_of
@@ -186,7 +185,7 @@ def search_rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     for rank, trial in enumerate(result["trials"], start=1):
         settings = [formatted(trial["settings"].get(key, "")) for key in keys]
         if trial["status"] == "failed":
-            rows.append(["–", trial["name"], *settings, f"failed: {shorten(trial['error'], 100)}", "", "", ""])
+            rows.append(["–", trial["name"], *settings, f"failed: {_one_line(trial['error'])}", "", "", ""])
             continue
         minutes = "–" if trial["seconds"] is None else f"{trial['seconds'] / 60:.1f}"
         score = f"{trial['score']:.4f}"
@@ -213,6 +212,11 @@ def degenerate_text(restarts: dict[str, Any]) -> str:
     return f"{len(restarts['degenerate'])} of {restarts['num_restarts']} (seed {seeds})"
 
 
+def _one_line(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= 100 else f"{text[:99]}…"
+
+
 def markdown_of(headers: list[str], rows: list[list[str]]) -> str:
     """Return a Markdown table; pipes and control characters in cells are escaped."""
     cells = [[printable(cell).replace("|", "\\|") for cell in row] for row in [headers, *rows]]
@@ -229,7 +233,7 @@ def glue_rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             reason = "files missing" if task.name in result["absent"] else "not requested"
             rows.append([task.folder, "", "–", reason, "", "", "", ""])
         elif outcome["status"] == "failed":
-            rows.append([task.folder, "", "–", f"failed: {shorten(outcome['error'], 100)}", "", "", "", ""])
+            rows.append([task.folder, "", "–", f"failed: {_one_line(outcome['error'])}", "", "", "", ""])
         else:
             rows += _task_rows(task.folder, outcome)
     rows += [

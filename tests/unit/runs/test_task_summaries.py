@@ -1,4 +1,4 @@
-from maskloom.runs.task_summaries import evaluation_lines, finetuning_lines
+from maskloom.runs.task_summaries import evaluation_lines, finetuning_lines, search_rows
 
 ACCOUNT = {
     "path": "train.csv", "num_rows": 1_200, "num_kept": 1_199, "dropped": {"empty text": 1},
@@ -75,3 +75,10 @@ def test_cut_targets_are_told():
 def test_the_command_to_try_can_be_copied():
     lines = finetuning_lines({**finetuned(), "model": "my run/model"})
     assert any("predict --model 'my run/model' --input" in line for line in lines)
+
+
+def test_an_error_without_spaces_keeps_its_start_in_the_table():
+    """Regression: of an error whose first word is long, such as a path, only [...] was left."""
+    failed = {"name": "trial-001", "settings": {}, "status": "failed", "error": f"/{'x' * 200}: damaged"}
+    _, ((_, _, told, *_),) = search_rows({"trials": [failed], "metric": "accuracy"})
+    assert told == f"failed: /{'x' * 98}…"
