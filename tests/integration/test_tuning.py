@@ -163,7 +163,8 @@ def test_tuning_by_command(tmp_path):
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
     assert list(json.loads(done.stdout)["settings"]) == ["temperature", "thresholds"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    for word in ("calibration error", "negative log likelihood", "f1 micro", "f1 macro", "temperature"):
+    for word in ("calibration error", "negative log likelihood", "f1 micro", "f1 macro", "temperature", " -> ",
+                 "evaluate on a different one"):  # fmt: skip
         assert word in done.stdout
 
 

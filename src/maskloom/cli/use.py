@@ -250,9 +250,10 @@ def tune(
 
     look_at_input([model], dev, reading, needs_label=True)
     from maskloom.runs.evaluate import tune as run  # heavy, so wrong data is rejected first
+    from maskloom.runs.task_summaries import tuning_lines
 
     result = run(model, dev, reading=reading, max_length=max_length, progress=terminal_progress())
-    show(result, as_json)
+    show(result, as_json, lines=tuning_lines)
 
 
 @reads("text_column", "on_bad_rows")

@@ -101,6 +101,11 @@ def evaluation_lines(result: dict[str, Any]) -> list[str]:
     return aligned([*rows, ("examples", examples_text(result["data"]))])
 
 
+def tuning_lines(result: dict[str, Any]) -> list[str]:
+    """Return the fitted settings, the scores before and after, and the warning that these are on the fitted file."""
+    return aligned([*_tuned_rows(result), ("examples", examples_text(result["data"])), ("model", result["model"])])
+
+
 def generated_lines(result: dict[str, Any]) -> list[str]:
     """Return a generated text, or the texts of a search with their scores, and the name of a page about them."""
     texts = [result, *result.get("others", [])]
