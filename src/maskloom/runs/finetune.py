@@ -278,7 +278,8 @@ def _prepare(
     names = kind.label_names(train_data, reading, settings)
     is_named = reading.format is not None and bool(catalog_row(reading.format).labels)
     if reading.labels is not None and (is_named or not names):
-        raise ConfigError(f"--labels {reading.labels}: the task or the format decides on labels; leave out --labels")
+        why = f"format {reading.format} defines its own labels" if names else f"a {recipe.task} task has no label names"
+        raise ConfigError(f"--labels {reading.labels}: {why}; leave out --labels")
     primary = data.metric or (None if reading.format is None else catalog_row(reading.format).primary)
     try:
         task = kind.make(names, primary, settings)
