@@ -50,7 +50,9 @@ def _describe_run(folder: Path) -> dict[str, Any]:
     result = next((folder / name for name in RESULTS.values() if (folder / name).exists()), None)
     info["finished"] = result is not None
     if result is not None:
-        info["metrics"] = read_json_object(result)
+        metrics = info["metrics"] = read_json_object(result)
+        if isinstance(best := metrics.get("best"), dict) and isinstance(best.get("scores"), dict):
+            info["scores"] = {**best["scores"], "constant answer": best.get("reference")}
     if (folder / "model" / "config.json").exists():
         info["model"] = _describe_model(folder / "model")
     return info

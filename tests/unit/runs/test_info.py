@@ -34,6 +34,13 @@ def test_checkpoints_are_named_with_their_phase_or_seed(tmp_path):
     assert describe_folder(tmp_path)["checkpoints"] == ["phase-1/step-00000004", "seed-3/step-00000004"]
 
 
+def test_a_finished_run_shows_the_scores_of_its_best_step(tmp_path):
+    (tmp_path / "recipe.toml").write_text('kind = "finetune"\n')
+    best = {"step": 9, "scores": {"accuracy": 0.75, "loss": 0.6}, "reference": 0.5}
+    (tmp_path / "metrics.json").write_text(json.dumps({"task": "single", "best": best}))
+    assert describe_folder(tmp_path)["scores"] == {"accuracy": 0.75, "loss": 0.6, "constant answer": 0.5}
+
+
 @pytest.mark.parametrize("name", list(ARCHITECTURES))
 def test_the_sizes_of_every_architecture_are_said_by_the_same_names(name, tmp_path):
     row = ARCHITECTURES[name]
