@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shlex
 import statistics
+from collections.abc import Collection
 from typing import Any
 
 from maskloom.data.streams.sentence_pairs import PAIR_TASKS, pair_task_of
 from maskloom.errors import amount
+from maskloom.metrics.answers import is_percent
 from maskloom.metrics.glue_score import OFFICIAL_METRICS
 from maskloom.objectives.pretraining import PRETRAINING, row_of, unigram_of
 from maskloom.runs.display import aligned, formatted, lines_of, printable
@@ -71,7 +73,7 @@ def finetuning_lines(result: dict[str, Any]) -> list[str]:
         steps = ", ".join(map(str, best["averaged"]))
         kept = f"seed {result['best_seed']}: the mean of the checkpoints at steps {steps}"
     if last["step"] != best["step"]:
-        kept += f"; after its last epoch it had {formatted(last['scores'][name])}"
+        kept += f"; after its last epoch it had {_figure(name, last['scores'][name], last['scores'])}"
     rows = [("kept", kept), *_score_rows(name, best["scores"], best["reference"]), *_restart_rows(result["restarts"])]
     if data["labels"]:
         rows.append(("labels", ", ".join(data["labels"])))
@@ -139,16 +141,22 @@ def _tuned_rows(tuned: dict[str, Any]) -> list[tuple[str, str]]:
         text = f"{value:.4f}" if by_label is None else ", ".join(f"{label} {value:.3f}" for label, value in by_label)
         rows.append((name, text))
     for name, value in tuned["before"].items():
-        after = tuned["after"][name]
-        rows.append((name, formatted(value) if value == after else f"{formatted(value)} -> {formatted(after)}"))
+        before, after = (_figure(name, found, tuned["before"]) for found in (value, tuned["after"][name]))
+        rows.append((name, before if value == tuned["after"][name] else f"{before} -> {after}"))
     return rows
 
 
 def _score_rows(primary: str, scores: dict[str, float], reference: float | None) -> list[tuple[str, str]]:
     """Put the deciding score first, next to the score of a constant answer where there is one."""
-    constant = "" if reference is None else f"  (constant answer: {formatted(reference)})"
-    rows = [(primary, f"{formatted(scores[primary])}{constant}")]
-    return rows + [(name, formatted(value)) for name, value in scores.items() if name != primary]
+    constant = "" if reference is None else f"  (constant answer: {_figure(primary, reference, scores)})"
+    rows = [(primary, f"{_figure(primary, scores[primary], scores)}{constant}")]
+    return rows + [(name, _figure(name, value, scores)) for name, value in scores.items() if name != primary]
+
+
+def _figure(name: str, value: float, scores: Collection[str]) -> str:
+    """Return a score as text, marked if it is in percent: 0.93 % is another F1 than 0.93."""
+    is_points = name in ("bleu", "chrf")  # as they are usually reported
+    return f"{formatted(value)} %" if is_percent(name, scores) and not is_points else formatted(value)
 
 
 def _restart_rows(restarts: dict[str, Any]) -> list[tuple[str, str]]:
