@@ -194,7 +194,7 @@ def test_a_finished_search_has_nothing_left_to_do(run, inputs):
     run(last := Finetuning(), resume=True)
     assert last.calls == []
     shutil.rmtree(inputs["out"] / "model")
-    with pytest.raises(ConfigError, match=r"model no longer exists; .* maskloom finetune .*/reruns/trial-003"):
+    with pytest.raises(ConfigError, match=r"model no longer exists; .* maskloom finetune .*/reruns/trial-002"):
         run(Finetuning(), resume=True)
 
 

@@ -1,4 +1,4 @@
-from maskloom.runs.task_summaries import evaluation_lines, finetuning_lines, search_rows
+from maskloom.runs.task_summaries import evaluation_lines, finetuning_lines, notes_of, search_rows
 
 ACCOUNT = {
     "path": "train.csv", "num_rows": 1_200, "num_kept": 1_199, "dropped": {"empty text": 1},
@@ -104,3 +104,14 @@ def test_an_error_without_spaces_keeps_its_start_in_the_table():
     failed = {"name": "trial-001", "settings": {}, "status": "failed", "error": f"/{'x' * 200}: damaged"}
     _, ((_, _, told, *_),) = search_rows({"trials": [failed], "metric": "accuracy"})
     assert told == f"failed: /{'x' * 98}…"
+
+
+def test_what_to_know_of_glue_names_degenerate_seeds_failed_trials_and_unknown_minutes():
+    degenerate, average = {"4": "every prediction is the same class"}, {"value": 0.8, "missing": []}
+    rte = {"status": "done", "seconds": None, "num_failed": 1, "num_trials": 3, "restarts": {"degenerate": degenerate}}
+    averages = {"paper_average": average, "leaderboard_score": average}
+    assert notes_of({"tasks": {"rte": rte}, "absent": {}, **averages})[1:] == [
+        "Minutes are unknown (–) where a trial was interrupted.",
+        "rte: seed 4 is degenerate: every prediction is the same class",
+        "rte: 1 of 3 trials failed; see its results.md",
+    ]
