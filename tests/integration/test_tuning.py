@@ -96,7 +96,7 @@ def test_labels_are_tuned_and_used(tmp_path):
     }
     text = "\n".join(tuning_lines(result))
     assert "dev.jsonl; the scores below are on this file" in text
-    assert f"f1 macro                 {before['f1_macro']:.4f} -> {after['f1_macro']:.4f}" in text
+    assert f"f1 macro                 {before['f1_macro']:.4g} -> {after['f1_macro']:.4g}" in text
 
 
 def test_classes_keep_their_decisions(tmp_path):
