@@ -176,11 +176,8 @@ def test_a_size_beyond_memory_is_left_out_and_said(corpus, monkeypatch):
     assert "base: its weights, gradients and moments take more memory than is free" in lines
     told = "tiny: needs more memory than is free; a training.micro_batch_size below the batch size needs less"
     assert told in lines
-    assert lines[0].endswith(", 0.0 GiB free")
     monkeypatch.setattr(module, "available_memory", lambda: None)
-    lines = plan_lines(plan_pretraining(recipe("model.size=tiny"), corpus=corpus, seconds=0.1))
-    assert told not in lines
-    assert not lines[0].endswith("free")
+    assert told not in plan_lines(plan_pretraining(recipe("model.size=tiny"), corpus=corpus, seconds=0.1))
 
 
 def test_free_memory_is_that_of_the_device(monkeypatch):

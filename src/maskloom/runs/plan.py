@@ -215,10 +215,8 @@ def _reference(curve: list[list[float]], tokens: float) -> tuple[float | None, b
 def plan_lines(result: dict[str, Any], command: str = "maskloom pretrain --corpus CORPUS") -> list[str]:
     """Return a plan as readable lines; `command` is the command that would run it, without its size and output."""
     corpus, minutes, rows = result["corpus"], result["minutes"], result["sizes"]
-    device, free = result["device"], result["memory_free"]
-    device += "" if free is None else f", {free / 2**30:.1f} GiB free"
     lines = [
-        f"corpus: {corpus['num_tokens']:,} tokens in {corpus['documents']:,} documents; device: {device}",
+        f"corpus: {corpus['num_tokens']:,} tokens in {corpus['documents']:,} documents; device: {result['device']}",
         "",
         *aligned([_COLUMNS, *map(_cells, rows)]),
     ]
@@ -227,7 +225,7 @@ def plan_lines(result: dict[str, Any], command: str = "maskloom pretrain --corpu
     lines += [
         f"{row['size']}: needs more memory than is free; a training.micro_batch_size below the batch size needs less"
         for row in rows
-        if free is not None and row["memory"] > free
+        if result["memory_free"] is not None and row["memory"] > result["memory_free"]
     ]
     shown = [(size, point) for size, point in result["milestones"].items() if any(row["size"] == size for row in rows)]
     if shown:
