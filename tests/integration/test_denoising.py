@@ -96,7 +96,7 @@ def test_a_run_resumes_and_its_model_is_fine_tuned(folder, tmp_path, objective, 
     invoke("finetune", "--model", tmp_path / "whole", *data, *tuning)
     assert isinstance(maskloom.load(tmp_path / "tuned").predict(["the cat runs"])[0]["text"], str)
     card = (tmp_path / "whole" / "model" / "README.md").read_text()
-    assert "with a decoder" in card
+    assert f"trained with objective = '{objective}'" in card
     assert "text2text-generation" in card
 
 
