@@ -96,7 +96,7 @@ def test_a_run_resumes_and_its_model_is_fine_tuned(folder, tmp_path, objective, 
     invoke("finetune", "--model", tmp_path / "whole", *data, *tuning)
     assert isinstance(maskloom.load(tmp_path / "tuned").predict(["the cat runs"])[0]["text"], str)
     card = (tmp_path / "whole" / "model" / "README.md").read_text()
-    assert "with a decoder" in card
+    assert f"trained with objective = '{objective}'" in card
     assert "text2text-generation" in card
 
 
@@ -210,7 +210,7 @@ def test_an_encoder_gets_a_new_decoder_and_that_is_told(folder, tmp_path):
     invoke(*say, *one, "--out", tmp_path / "encoder")
     start = ("--set", "objective=denoising", "--init", tmp_path / "encoder")
     output = invoke(*say[:3], "--steps", 2, "--set", "data.max_length=40", *start, "--out", tmp_path / "both")
-    assert "new parts with random weights, missing from the initial model: decoder" in output
+    assert "random weights, missing from the initial model: " in output
     assert "model.architecture" not in output
     before, after = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("encoder", "both"))
     assert {name for name in before if name.startswith("encoder")} < {*after}

@@ -12,7 +12,7 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.inference.model_folder import read_settings
 from maskloom.runs.convert import convert
 from maskloom.runs.evaluate import evaluate
-from maskloom.runs.export import export, export_lines
+from maskloom.runs.export import export
 from maskloom.runs.rerun import rerun
 from maskloom.system.files import write_json
 from maskloom.training.checkpointing.checkpoints import step_folders
@@ -76,7 +76,8 @@ def test_damaged_checkpoints_are_skipped_by_name(pretrained, tmp_path):
             result = export(copy, tmp_path / "out")
             assert result["step"] == 20
             assert "step-00000021" in result["skipped"][0]
-            assert export_lines(result)[0].startswith("exported     step 20 of phase-1: loss ")
+            assert result["stage"] == "phase-1"
+            assert "loss" in result["scores"]
     with pytest.raises(DataError, match=r"no checkpoint can be used: .*step-00000020"):
         export(copy, tmp_path / "none")
 

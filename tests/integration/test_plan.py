@@ -106,9 +106,6 @@ def test_minutes_favour_the_size_whose_reference_run_came_lowest(corpus, monkeyp
     assert "reference: held-out masked-LM loss in nats on some text, rows of 24" in said
     assert "tiny  4.00 at step 100, after 5,000 tokens" in said
     assert "best for 1 minutes: tiny; run: maskloom pretrain --corpus DIR --minutes 1 --size tiny --out RUN" in said
-    assert "may do as well" not in said
-    other = {**found[1], "favoured": "mini"}
-    assert "tiny: its reference run was shorter, so it may do as well" in plan_lines(other)
     a_day = recipe("training.minutes=1440", "model.size=tiny")
     day = plan_pretraining(a_day, corpus=corpus, seconds=0.1)  # on any machine
     assert "epochs, more than the paper's 40: more text would help more than more steps" in "\n".join(plan_lines(day))

@@ -118,7 +118,7 @@ def test_the_first_rank_decides_whether_a_run_is_complete(corpus, tmp_path, monk
 
     monkeypatch.setattr("maskloom.runs.pretrain.joined_ranks", as_second_rank)
     steps = []
-    monkeypatch.setattr("maskloom.runs.pretrain.step_display", lambda *_: lambda report: steps.append(report.step))
+    monkeypatch.setattr("maskloom.runs.pretrain._figures", lambda report: steps.append(report.step) or {})
     assert pretrain(own, corpus=corpus, out=tmp_path / "run", resume=True) == {}
     assert steps == [1, 2, 3]
 

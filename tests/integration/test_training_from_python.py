@@ -68,7 +68,9 @@ def test_pretraining_and_finetuning_are_calls(corpus, tmp_path, capfd):
     )
     said = capfd.readouterr().err
     assert said.startswith(f"no run in {tmp_path / 'classifier'} yet: starting a new one\n")
-    assert re.search(r"task: single; 6 steps of 8 examples, about \d+ tokens: 2 epochs of 24 examples", said)
+    assert re.search(
+        r"task: single; 6 steps of 8 examples .* tokens per step; \d+ tokens, 2 epochs of 24 examples", said
+    )
     assert json.loads((tmp_path / "classifier" / "metrics.json").read_text()) == result
     assert {answer["label"] for answer in maskloom.load(tmp_path / "classifier").predict(["a new copy"])} <= {"a", "b"}
 

@@ -13,8 +13,7 @@ import typer
 from maskloom.cli import app
 from maskloom.config import FinetuneRecipe, PretrainRecipe
 from maskloom.recipe_files import recipe_keys
-from maskloom.runs.pretrain import describe_metrics
-from maskloom.runs.task_summaries import pretraining_lines
+from maskloom.runs.task_summaries import describe_metrics, pretraining_lines
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").glob("*.md"))]

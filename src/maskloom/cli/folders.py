@@ -63,7 +63,7 @@ def export(
         from maskloom.runs.first_look import check_onnx
 
         check_onnx()
-    from maskloom.runs.export import check_exportable, describe_vectors, export_lines, write_onnx
+    from maskloom.runs.export import check_exportable, describe_vectors, write_onnx
     from maskloom.runs.export import export as make
 
     check_exportable(run, for_vectors, onnx=onnx)
@@ -76,7 +76,7 @@ def export(
     except BaseException:
         shutil.rmtree(out.resolve(), ignore_errors=True)  # without what was asked for, it must not look complete
         raise
-    show(result, as_json, lines=export_lines)
+    show(result, as_json)
 
 
 def rerun(
@@ -110,7 +110,9 @@ def rerun(
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders: pre-training, fine-tuning, search or GLUE.")],
-    out: Annotated[Path | None, typer.Option(help="The page to write; report.html by default.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The page to write; by default, report.html in the first run's folder.")
+    ] = None,
     examples: Annotated[
         int,
         typer.Option(min=0, help="Dev examples to predict for the lists of right and wrong predictions; 0 for none."),

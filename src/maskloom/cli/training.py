@@ -34,7 +34,7 @@ from maskloom.cli.options import (
     with_options,
 )
 from maskloom.errors import UsageError, amount
-from maskloom.runs.display import terminal_progress
+from maskloom.runs.display import aligned, terminal_progress
 from maskloom.system.foreign_files import check_model_name
 
 
@@ -193,7 +193,7 @@ def search(
     from maskloom.runs.finetune import LabelledFiles  # heavy, so a wrong recipe is rejected first
     from maskloom.runs.search import Trials
     from maskloom.runs.search import search as run
-    from maskloom.runs.search_table import print_table, search_rows
+    from maskloom.runs.task_summaries import search_rows
 
     data = LabelledFiles(paths["train"], paths["dev"], reading, metric, source_vocab)
     tried = {"out": out, "trials": Trials(space, method, trials), "resume": resume}
@@ -201,7 +201,8 @@ def search(
     if as_json:
         print_json(result)
         return
-    print_table(*search_rows(result), title=f"{amount(result['num_trials'], 'trial')}, by {result['metric']} on dev")
+    headers, rows = search_rows(result)
+    say(f"{amount(result['num_trials'], 'trial')}, by {result['metric']} on dev", "", *aligned([headers, *rows]))
     say("", f"rerun best:  {result['trials'][0]['command']}", f"model:       {result['model']}")
     say(f"written to {out} (search.json lists all commands; results.md, results.json)")
 
@@ -256,15 +257,15 @@ def run_glue(
     names = None if tasks is None else tasks.split(",")
     chosen_tasks(data, names)
     from maskloom.runs.glue.run import glue_run  # heavy, so wrong paths are rejected first
-    from maskloom.runs.search_table import glue_rows, notes_of, print_table
+    from maskloom.runs.task_summaries import glue_rows, notes_of
 
     how = {"tasks": names, "space": space, "resume": resume, "progress": terminal_progress()}
     result = glue_run(chosen, data=data, model=model, out=out, **how)
     if as_json:
         print_json(result)
     else:
-        print_table(*glue_rows(result), title="GLUE, dev")
-        say("", *notes_of(result))
+        headers, rows = glue_rows(result)
+        say("GLUE, dev", "", *aligned([headers, *rows]), "", *notes_of(result))
         following = shlex.join(["maskloom", "glue", "submit", "--run", str(out), "--data", str(data)])
         say(f"written to {out} (glue.md, glue.json); next: {following}")
     if result["failed"]:
@@ -276,13 +277,10 @@ def submit_to_glue(
     run_folder: Annotated[Path, typer.Option("--run", help="The folder of a GLUE run.")],
     data: Data,
     out: Annotated[Path, typer.Option(help="The zip to write.")] = Path("submission.zip"),
-    allow_partial: Annotated[
-        bool, typer.Option("--allow-partial", help="Accept missing files; the leaderboard does not.")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Predict on the test files and write a validated zip for the leaderboard."""
-    from maskloom.runs.glue.run import submission_lines, submit_glue
+    from maskloom.runs.glue.run import submit_glue
 
-    result = submit_glue(run_folder, data=data, out=out, allow_partial=allow_partial, progress=terminal_progress())
-    show(result, as_json, lines=submission_lines, beside=out)
+    result = submit_glue(run_folder, data=data, out=out, progress=terminal_progress())
+    show(result, as_json, beside=out)

@@ -23,7 +23,7 @@ from maskloom.cli.options import (
 )
 from maskloom.errors import UsageError
 from maskloom.rows import PoolingMode
-from maskloom.runs.display import lines_of, terminal_progress
+from maskloom.runs.display import terminal_progress
 from maskloom.system.foreign_files import check_model_name, check_regular
 
 Input = Annotated[Path, typer.Option("--input", help="Texts: .csv, .tsv, .jsonl, or .txt with one per line.")]
@@ -72,11 +72,10 @@ def predict(
     check_predictions(input_file, output, kind_of(models[0]), csv_safe=csv_safe)
     look_at_input(models, input_file, reading, needs_label=False)
     from maskloom.runs.predict import predict as run  # heavy, so wrong data is rejected first
-    from maskloom.runs.task_summaries import written_lines
 
     how = {"reading": reading, "max_length": max_length, "average": average, "csv_safe": csv_safe}
     result = run(models, input_file, output, **how, progress=terminal_progress())
-    show(result, as_json, lines=written_lines, beside=output)
+    show(result, as_json, beside=output)
 
 
 def fill_mask(
@@ -142,7 +141,6 @@ def embed(
     look_at_texts(model, input_file, reading)
     from maskloom.inference import Predictor  # heavy, so wrong data is rejected first
     from maskloom.runs.predict import embed as run
-    from maskloom.runs.task_summaries import written_lines
 
     page, written, precision = {}, {}, "bf16" if bf16 else "auto"
     # for both; int8 replaces the weights with which the page computes
@@ -155,7 +153,7 @@ def embed(
         predictor = one or Predictor.load(model, max_length=max_length, int8=True)
         how = {"reading": reading, "pooling": pooling, "normalize": normalize, "progress": terminal_progress()}
         written = {**run(predictor, input_file, output, **how), "precision": "int8" if int8 else precision}
-    show({**written, **page}, as_json, lines=written_lines if written else lines_of, beside=output)
+    show({**written, **page}, as_json, beside=output)
 
 
 @takes_models

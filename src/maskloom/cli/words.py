@@ -175,12 +175,9 @@ def plot(
     vectors: Vectors,
     words: Annotated[list[str], typer.Argument(help="Words.")],
     out: Annotated[Path, typer.Option(help="The HTML page to write.")],
-    near: Annotated[
-        int, typer.Option("--neighbours", help="Also draw this many neighbours of each word, up to 50.")
-    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Plot words on the first two principal components of their vectors, in a self-contained page."""
     from maskloom.runs.words import plot_words
 
-    show(plot_words(vectors, words, out, near), as_json)
+    show(plot_words(vectors, words, out), as_json)

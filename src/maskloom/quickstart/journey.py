@@ -144,7 +144,10 @@ def quickstart(
         "vocabulary": vocabulary,
         "corpus": corpus,
         "pretraining": pretraining,
-        "tasks": {task: _compared(runs, majority[f"{task}-dev"]) for task, runs in finetuning.items()},
+        "tasks": {
+            task: {"majority": majority[f"{task}-dev"]} | {start: run["restarts"] for start, run in runs.items()}
+            for task, runs in finetuning.items()
+        },
         "masks": masks,
         "seconds": stages.seconds,
         "report": str(out / "report.html"),
@@ -174,7 +177,7 @@ def summary_lines(results: dict[str, Any]) -> list[str]:
         name, constant = f"{task} task", f"{compared['majority']:.1%}"
         lines.append(f"  {name:<14} pre-trained {pretrained}   random weights {random}   ({constant})")
     lines += ["", "Its predictions for [MASK]:"]
-    lines += [f"  {row['text']}  →  {', '.join(row['tokens'])}" for row in results["masks"]["ours"]]
+    lines += [f"  {text}  →  {', '.join(one['token'] for one in best)}" for text, best in results["masks"].items()]
     is_found = shutil.which("maskloom") is not None or Path(sys.argv[0]).name != "maskloom"
     program = "maskloom" if is_found else shlex.quote(sys.argv[0])
     return [
@@ -240,18 +243,7 @@ def _finetune(recipe: FinetuneRecipe, out: Path, task: str, start: str, progress
     return finetune(recipe, model=out / "pretrained", data=data, out=folder, resume=resume, progress=progress)
 
 
-def _compared(runs: dict[str, dict[str, Any]], majority: float) -> dict[str, Any]:
-    """Compare the restarts from both starts; the spread is the standard deviation (n - 1) over seeds."""
-    found: dict[str, Any] = {"majority": majority}
-    for start, run in runs.items():
-        found[start] = {name: run["restarts"][name] for name in ("scores", "mean", "standard_deviation", "degenerate")}
-    return {**found, "gain": found["pretrained"]["mean"] - found["random"]["mean"]}
-
-
 def _fill_masks(model: Path) -> dict[str, Any]:
     """Return the five most likely tokens and their probabilities for each sentence in `OURS`."""
     predictor = Predictor.load(model)
-    found = [predictor.fill_mask(text)[0] for text in OURS]
-    keys = {"tokens": "token", "probabilities": "probability"}
-    rows = [{name: [row[key] for row in best] for name, key in keys.items()} for best in found]
-    return {"ours": [{"text": text, **row} for text, row in zip(OURS, rows, strict=True)]}
+    return {text: predictor.fill_mask(text)[0] for text in OURS}

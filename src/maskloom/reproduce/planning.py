@@ -17,10 +17,10 @@ from maskloom.recipe_files import SHIPPED, by_key
 from maskloom.reproduce.experiments import Arm, Experiment
 from maskloom.reproduce.judging import HELD_OUT_FRACTION
 from maskloom.reproduce.probes import Probe
+from maskloom.runs.display import in_words
 from maskloom.runs.plan import plan_pretraining
 from maskloom.runs.pretraining_plan import check_model
 from maskloom.runs.recipes import KINDS
-from maskloom.runs.start_summary import in_words
 
 # Extra settings for masked models at a scale: twice the paper's prediction targets, as in the quick start.
 _MASKED = {"tiny": ("data.masked_lm_prob=0.3",)}

@@ -14,7 +14,7 @@ from maskloom.reproduce.experiments import LOSS, Experiment, experiment_of
 from maskloom.runs.charts import DotRow, Line, dot_chart, line_chart, write_html
 from maskloom.runs.report.page import NUM_COLOURS, Chart
 from maskloom.runs.run_folder import environment
-from maskloom.runs.search_table import markdown_of
+from maskloom.runs.task_summaries import markdown_of
 from maskloom.system.devices import chosen_device
 from maskloom.system.files import write_json, write_text
 

@@ -9,6 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from maskloom.errors import amount
+
+_SECONDS = 5.0  # from which the time of a stage is estimated
 # Control characters, lone surrogates (bytes of a file name that are not UTF-8), line separators and invisible
 # bidirectional controls.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -41,7 +44,7 @@ def lines_of(result: dict[str, Any], indent: str = "", *, keeps_keys: bool = Fal
     return lines
 
 
-def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return one line for each row, a name and texts, with its cells aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     cells = [(name.replace("_", " "), *texts) for name, *texts in rows]
@@ -56,6 +59,13 @@ def screen_of(result: dict[str, Any], *, width: int = 80, height: int = 22) -> l
     is_long = [len(line) > width and not line.startswith("command ") for line in whole]
     lines = [f"{line[: width - 4]} ..." if cut else line for line, cut in zip(whole, is_long, strict=True)]
     return [*lines[:height], "(--json shows all of it)"] if len(lines) > height or any(is_long) else lines
+
+
+def in_words(seconds: float) -> str:
+    """Return a time in seconds, minutes or hours."""
+    if seconds < 90:
+        return amount(round(seconds), "second")
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
 def _is_none(value: Any) -> bool:
@@ -108,24 +118,31 @@ SILENT = Progress()
 
 
 class LineProgress(Progress):
-    """Plain lines on standard error, for logs and pipes: stage names, and at most one progress line per minute."""
+    """Plain lines on standard error, for logs and pipes: stage names, and how far each is and how long it will take."""
 
     def __init__(self) -> None:
-        self._what, self._total, self._last = "", 0, 0.0
+        self._what, self._total, self._next = "", 0, 0.0
+        self._first: tuple[float, int] | None = None
 
     def begin(self, what: str, total: int, done: int = 0) -> None:
         """Print the name of the stage."""
-        self._what, self._total, self._last = what, total, time.monotonic()
+        self._what, self._total, self._first = what, total, None
         of = f" of {total}" if total else ""
         self.say(what if not done else f"{what}: continuing at {done}{of}")
 
     def advance(self, done: int, **figures: float) -> None:
-        """Print one line if the last one is old enough."""
+        """Print one line a few seconds after the first call, which may have been slow, then one per minute."""
         now = time.monotonic()
-        if now - self._last >= 60.0:
-            self._last = now
-            of = f"/{self._total}" if self._total else ""
-            self.say(f"{self._what}: {done}{of}  {_format(figures)}".rstrip())
+        if self._first is None:
+            self._first, self._next = (now, done), now + _SECONDS
+        if now < self._next:
+            return
+        self._next = now + 60.0
+        started, first = self._first
+        of = f"/{self._total}" if self._total else ""
+        if self._total and done > first:
+            of += f", {in_words((self._total - done) * (now - started) / (done - first))} left"
+        self.say(f"{self._what}: {done}{of}  {_format(figures)}".rstrip())
 
     def say(self, message: str) -> None:
         """Print one line."""

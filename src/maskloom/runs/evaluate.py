@@ -36,9 +36,8 @@ def evaluate(
     """Return metric, loss and reading report of a model folder, or an ensemble of several, on a labelled file.
 
     Memory does not grow with the file. For kinds with probabilities, `calibration_error` is that of the probabilities
-    that `predict` gives, and `calibration_error_untuned` that without the model's temperature. `average` says what an
-    ensemble averages. Raises ConfigError for a model without a task head or incompatible ones, DataError for a wrong
-    file.
+    that `predict` gives. `average` says what an ensemble averages. Raises ConfigError for a model without a task head
+    or incompatible ones, DataError for a wrong file.
     """
     path = Path(data)
     predictor = open_models(model, average=average, max_length=max_length)
@@ -46,17 +45,12 @@ def evaluate(
     task = predictor.required_task()
     source = reading_for(predictor, path, reading, needs_label=True)
     account: dict[str, Any] = {}
-    errors: dict[str, CalibrationMetric] = {}
-    if task.scored_logits is not None:
-        errors["calibration_error"] = CalibrationMetric(temperature=task.settings.temperature)
-    if errors and task.settings.temperature != 1.0:
-        errors["calibration_error_untuned"] = CalibrationMetric()
+    calibration = None if task.scored_logits is None else CalibrationMetric(temperature=task.settings.temperature)
 
     def outputs_of(piece: EncodedData) -> ModelOutputs:
         outputs = predictor.outputs(piece)
-        for metric in errors.values():
-            assert task.scored_logits is not None
-            metric.update(task.scored_logits(piece, outputs.rows), task.targets(piece))
+        if calibration is not None and task.scored_logits is not None:
+            calibration.update(task.scored_logits(piece, outputs.rows), task.targets(piece))
         return outputs
 
     try:
@@ -69,7 +63,7 @@ def evaluate(
         "metric": task.primary,
         **outcome.scores,
         **outcome.as_dict(),
-        **{name: metric.compute()["calibration_error"] for name, metric in errors.items()},
+        **({} if calibration is None else {"calibration_error": calibration.compute()["calibration_error"]}),
         "num_examples": source.report.num_kept,
         "data": {**source.report.as_dict(), **account, "max_length": predictor.max_length},
     }
@@ -111,9 +105,7 @@ def tune(
     if not examples:
         raise DataError(f"{path}: no usable rows: {source.report.num_rows} read")
     encoded = predictor.encoded(ReadExamples(examples, source.report))
-    progress.begin("tuning", 0)
     result = tune_folder(model, encoded, predictor=predictor)
-    progress.end()
     if not result["settings"]:
         raise DataError(f"{path}: {result['note']}")
     account = {**source.report.as_dict(), **encoded.account(), "max_length": predictor.max_length}

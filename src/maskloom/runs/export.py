@@ -189,15 +189,6 @@ def _result(stage: str, step: int | None, scores: dict[str, float], out: Path, r
     return {"stage": stage, "step": step, "scores": scores, "skipped": refused, "model": str(out)}
 
 
-def export_lines(result: dict[str, Any]) -> list[str]:
-    """Return readable lines: which weights these are, their scores, what was skipped, and where they are."""
-    which = "the finished model" if result["step"] is None else f"step {result['step']} of {result['stage']}"
-    scores = ", ".join(f"{name} {value:.4g}" for name, value in result["scores"].items() if value is not None)
-    skipped = [f"skipped      {problem}" for problem in result["skipped"]]
-    lines = [f"exported     {which}{f': {scores}' if scores else ''}", *skipped, f"model        {result['model']}"]
-    return [*lines, f"model.onnx   {', '.join(result['onnx_outputs'])}"] if "onnx_outputs" in result else lines
-
-
 ONNX_FILE = "model.onnx"
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 

@@ -33,7 +33,7 @@ from maskloom.runs.finetune_restarts import (
 )
 from maskloom.runs.first_look import with_task
 from maskloom.runs.model_writing import finetuning_card, write_model_folder
-from maskloom.runs.resuming import VERIFY_FINISHED, changes_of, extended_recipe, extension_lines
+from maskloom.runs.resuming import changes_of, extended_recipe, extension_lines
 from maskloom.runs.run_folder import METRICS, RECIPE, TASK, described, input_sums, prepare_run_folder, seeds_of
 from maskloom.runs.start_summary import finetuning_lines, model_line
 from maskloom.runs.words import vectors_file
@@ -42,7 +42,7 @@ from maskloom.system.files import write_json
 from maskloom.system.folder_lock import alone_in_folder
 from maskloom.system.foreign_files import read_json_object, read_json_value
 from maskloom.system.launch import claim, is_restarted
-from maskloom.tasks.catalog import Kind, catalog_row
+from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.encoding import EncodedData
 from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.kinds import changed, task_kind
@@ -151,7 +151,7 @@ def _finetune(
     sums = input_sums(paths)
     inputs = {**sums, "reading": data.reading_told(known), "metric": plan.task.primary}
     start, told = initial_model(plan, recipe.seed)  # raises here, in time, if they do not fit
-    about = model_line(start, recipe)
+    about = model_line(start)
     del start
     ranks.rows(settings)
     if ranks.world_size > 1 and plan.task.freezes_encoder:
@@ -160,7 +160,8 @@ def _finetune(
     continues = ranks.is_first and _begin(plan, reading, inputs, paths, resume)
     if ranks.any_(continues and (out / METRICS).exists()):
         result = _result_of_finished(out, tidies=ranks.is_first)
-        progress.say(f"{out} is complete; there is nothing left to do{VERIFY_FINISHED if verify else ''}")
+        about_verify = "; --verify is for unfinished runs, `maskloom rerun` repeats a whole run" if verify else ""
+        progress.say(f"{out} is complete; there is nothing left to do{about_verify}")
         return result
     if recipe.training.num_threads:
         torch.set_num_threads(recipe.training.num_threads)
@@ -275,7 +276,10 @@ def _prepare(
     dev_data = kind.read(paths["dev"], reading, settings)
     kind.check(train_data, dev_data)
     names = kind.label_names(train_data, reading, settings)
-    _check_class_list(reading, recipe.task, names)
+    is_named = reading.format is not None and bool(catalog_row(reading.format).labels)
+    if reading.labels is not None and (is_named or not names):
+        why = f"format {reading.format} defines its own labels" if names else f"a {recipe.task} task has no label names"
+        raise ConfigError(f"--labels {reading.labels}: {why}; leave out --labels")
     primary = data.metric or (None if reading.format is None else catalog_row(reading.format).primary)
     try:
         task = kind.make(names, primary, settings)
@@ -307,16 +311,6 @@ def _prepare(
     )
 
 
-def _check_class_list(reading: ReadingOptions, kind: Kind, names: tuple[str, ...]) -> None:
-    """Refuse a class list that nothing would read."""
-    if reading.labels is None:
-        return
-    if not names:
-        raise ConfigError(f"--labels {reading.labels}: a {kind} task has no label names; leave out --labels")
-    if reading.format is not None and catalog_row(reading.format).labels:
-        raise ConfigError(f"--labels {reading.labels}: the format {reading.format} defines its own labels")
-
-
 def _class_weights(recipe: FinetuneRecipe, task: Task, train: EncodedData) -> list[float] | None:
     if recipe.class_weights == "none":
         return None
@@ -336,11 +330,7 @@ def _account(
     num_other = sum(getattr(example, "label", None) not in seen[example.inputs()] for example in shared)
     notes = []
     for data, encoded in (train, dev):
-        report = data.report
-        for reason, count in report.dropped.items():
-            line = report.first_dropped_lines[reason]
-            notes.append(f"{report.path}: dropped {count} of {report.num_rows} rows: {reason} (first at line {line})")
-        notes += [f"{report.path}: {note}" for note in report.notes] + encoded.notes(report.path)
+        notes += [f"{data.report.path}: {note}" for note in data.report.notes] + encoded.notes(data.report.path)
     if shared:
         other = f", {num_other} of them with a different label" if num_other else ""
         notes.append(f"{len(shared)} of {len(dev[0].examples)} dev examples are also in train{other}")

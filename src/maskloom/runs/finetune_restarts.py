@@ -28,7 +28,6 @@ from maskloom.objectives.objective import Objective, WithMixPenalty
 from maskloom.runs.display import Progress
 from maskloom.runs.resuming import BEST_STEP, verify_resuming
 from maskloom.runs.run_folder import METRICS, run_id, saved_sum
-from maskloom.runs.start_summary import step_display
 from maskloom.runs.word_vectors import take_word_vectors
 from maskloom.system.files import copy_files, replacing_folder, write_json
 from maskloom.system.foreign_files import read_json_object, read_json_value
@@ -108,7 +107,7 @@ def run_restart(plan: FinetunePlan, seed: int, log: EventLog, progress: Progress
         checkpoints=folder / "checkpoints",
         log=log,
         evaluate=watch.evaluate,
-        on_step=step_display(progress, settings, lambda report: {"loss": report.loss}, len(plan.train)),
+        on_step=lambda report: progress.advance(report.step, loss=report.loss),
         on_metrics=lambda step, metrics: progress.say(watch.describe(step, metrics)),
         say=progress.say,
         memory=watch.memory,

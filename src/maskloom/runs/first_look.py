@@ -1,15 +1,15 @@
 """Checks of the model, data and output that a person names, as far as they are possible without torch.
 
-Importing torch takes longer than reading a typical file, so commands check here first: as much as they can read in
-`_SECONDS`, and always the first `_ROWS`. The run itself finds problems beyond that.
+Importing torch takes longer than reading a typical file, so commands look at the first `_ROWS` of each here. The run
+itself finds problems beyond that.
 """
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,12 @@ from maskloom.runs.reading_defaults import READING_KEYS, FileReading, options_fo
 from maskloom.system.files import is_stream
 from maskloom.system.foreign_files import check_model_name, check_regular, file_inside, read_bytes, read_json_object
 from maskloom.tasks.catalog import catalog_row
-from maskloom.tasks.examples import ReadExamples, ReadingReport, pieces_of
+from maskloom.tasks.examples import ReadExamples, ReadingReport
 from maskloom.tasks.kinds import KINDS, TaskKind
 from maskloom.tasks.labels import UnknownLabelError, with_hint
 from maskloom.tasks.tables import ReadingOptions
 
-_ROWS = 1000
-_SECONDS = 10.0  # two million rows: little compared with what a model does with them
+_ROWS = 10_000
 _SETTINGS_FILE = "maskloom.json"
 _MAX_TEXT_BYTES = 64 << 20
 
@@ -35,8 +34,8 @@ _MAX_TEXT_BYTES = 64 << 20
 def look_at_training_data(model: Path, files: Sequence[Path], reading: ReadingOptions, recipe: FinetuneRecipe) -> None:
     """Read files of labelled examples, small ones first; raises DataError or ConfigError as reading all of them does.
 
-    Also raises DataError for a missing model, or a missing vocabulary where the recipe creates a new model. Checks that
-    need all rows apply to files that were read to the end.
+    Also raises DataError for a missing model, or a missing vocabulary where the recipe creates a new model. Labels are
+    compared if both files were read to the end.
     """
     if recipe.model is not None:
         tokenizer_folder(model)
@@ -50,15 +49,14 @@ def look_at_training_data(model: Path, files: Sequence[Path], reading: ReadingOp
     recipe = with_task(recipe, reading)
     row = KINDS[recipe.task]
     settings = recipe.task_settings(row.settings).model_copy(update=dict(row.first_settings))
-    until, whole = time.monotonic() + _SECONDS, dict[Path, ReadExamples | None]()
+    read = dict[Path, ReadExamples]()
     for path in sorted(files, key=lambda path: path.stat().st_size if path.is_file() else 0):
         try:
             report = ReadingReport(path)
             examples = row.iterate(path, reading, settings, needs_label=True, report=report)
             if row.watch:
                 examples = row.watch(examples, path, reading, getattr(recipe, recipe.task))
-            read = _read_first(examples, until, keeps=row.label_ids is not None)
-            whole[path] = ReadExamples(read, report) if read else None
+            read[path] = ReadExamples(list(islice(examples, _ROWS)), report)
         except DataError as error:
             is_table = not {".csv", ".tsv", ".jsonl", ".ndjson"}.isdisjoint(path.suffixes)
             if recipe.task != "single" or reading.format or is_table or not path.is_file():
@@ -66,9 +64,9 @@ def look_at_training_data(model: Path, files: Sequence[Path], reading: ReadingOp
             hint = "the task is single by default; --task sets tagging (CoNLL columns), span (SQuAD's .json), seq2seq"
             more = "(sources and targets in separate files: --set seq2seq.target_suffix=en) or another"
             raise DataError(f"{error}; {hint} {more}") from None
-    read = [examples for path in files if (examples := whole[path])]
-    if row.label_ids is not None and len(read) == len(files) == 2:
-        train, dev = read
+    is_whole = all(0 < len(one.examples) < _ROWS for one in read.values())
+    if row.label_ids is not None and is_whole and len(files) == 2:
+        train, dev = (read[path] for path in files)
         row.check(train, dev)
         try:
             row.label_ids(dev, row.label_names(train, reading, row.settings()))
@@ -108,7 +106,7 @@ def look_at_input(models: Sequence[Path], path: Path, reading: ReadingOptions, *
         return
     settings = settings.model_copy(update=dict(kind.first_settings))
     options = options_for(path, kind, settings, reading, known, needs_label=needs_label)
-    _read_first(FileReading(path, kind, options, settings, ReadingReport(path), needs_label).examples())
+    _look(FileReading(path, kind, options, settings, ReadingReport(path), needs_label))
 
 
 def kind_of(model: Path) -> TaskKind | None:
@@ -158,13 +156,13 @@ def read_context(path: str | Path) -> str:
 def look_at_sources(model: Path, path: Path, reading: ReadingOptions) -> None:
     """Read the first rows of a file of prompts or sources; raises DataError or ConfigError for a wrong name or row."""
     check_model_name(model)
-    _read_first(reading_of_sources(path, reading, _settings(model)).examples())
+    _look(reading_of_sources(path, reading, _settings(model)))
 
 
 def look_at_texts(model: Path, path: Path, reading: ReadingOptions) -> None:
     """Read the first rows of a file of texts, or of pairs where the second column is named."""
     check_model_name(model)
-    _read_first(reading_of_texts(path, reading).examples())
+    _look(reading_of_texts(path, reading))
 
 
 def check_place(source: Path, target: Path, *suffixes: str) -> str:
@@ -217,16 +215,9 @@ def check_page(page: Path, flag: str, source: Path | None = None) -> None:
         check_place(source, page)
 
 
-def _read_first(examples: Iterator[Any], until: float | None = None, *, keeps: bool = False) -> list[Any]:
-    """Read as much as time permits; with `keeps`, return the examples if the whole file was read."""
-    until = time.monotonic() + _SECONDS if until is None else until
-    kept = list[Any]()
-    for number, piece in enumerate(pieces_of(examples, _ROWS)):
-        if number and time.monotonic() > until:
-            return []
-        if keeps:
-            kept += piece
-    return kept
+def _look(file: FileReading) -> None:
+    for _ in islice(file.examples(), _ROWS):
+        pass
 
 
 def _settings(model: Path) -> dict[str, Any]:

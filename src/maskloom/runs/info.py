@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.errors import DataError
-from maskloom.recipe_files import read_toml
 from maskloom.runs.run_folder import DESCRIPTION, RECIPE, RESULTS, kind_of_run
 from maskloom.system.foreign_files import read_json_object
 from maskloom.text.tokenizer import TOKEN_FILES
@@ -41,9 +40,6 @@ def describe_folder(folder: Path) -> dict[str, Any]:
 
 def _describe_run(folder: Path) -> dict[str, Any]:
     info: dict[str, Any] = {"kind": "run", "recipe": str(folder / RECIPE)}
-    training = read_toml(folder / RECIPE).get("training")
-    if isinstance(training, dict):
-        info |= {name: training[name] for name in ("minutes", "extensions") if name in training}
     if (folder / DESCRIPTION).exists():
         info |= read_json_object(folder / DESCRIPTION)
     if isinstance(inputs := info.get("inputs"), dict) and "space" in inputs:
@@ -67,17 +63,14 @@ def _describe_model(folder: Path) -> dict[str, Any]:
     from maskloom.models.bert_config import OWN_KEYS
 
     model, _ = load_model(folder)
-    parts = {"encoder": model.encoder, **dict(model.heads.items())}
     config = read_config(folder)
     sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
     known = {**{key: getattr(model.config, key) for key in sizes}, **config}
     # a head tied to the embeddings counts only what it adds
-    seen: set[int] = set()
-    counts = {}
-    for name, part in parts.items():
-        own = [p for p in part.parameters() if id(p) not in seen]
-        seen |= {id(p) for p in own}
-        counts[name] = sum(p.numel() for p in own)
+    encoder = {id(parameter): parameter.numel() for parameter in model.encoder.parameters()}
+    counts = {"encoder": sum(encoder.values())}
+    for name, head in model.heads.items():
+        counts[name] = sum(parameter.numel() for parameter in head.parameters() if id(parameter) not in encoder)
     return {
         "kind": "model",
         "folder": str(folder),

@@ -16,17 +16,15 @@ import torch
 from maskloom.checkpoints.huggingface import CONFIG, format_of, read_model_config, save_model
 from maskloom.checkpoints.published.sentence_transformers import copy_modules
 from maskloom.config import CardSection, FinetuneRecipe, PretrainRecipe, recipe_toml
-from maskloom.data.streams.sentence_pairs import PAIR_TASKS
 from maskloom.errors import ConfigError
 from maskloom.inference.model_folder import SETTINGS_FILE, WORD_VECTORS
 from maskloom.models.architectures import architecture_of
 from maskloom.models.assembled import EncoderWithHeads
-from maskloom.models.bert_config import BertConfig
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.runs.display import printable
 from maskloom.system.files import copy_files, replacing, replacing_folder, write_json, write_text
-from maskloom.system.foreign_files import file_inside, read_json_object, why_unreadable
+from maskloom.system.foreign_files import file_inside, read_json_object
 from maskloom.tasks.kinds import KINDS
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.checkpointing.checkpoints import REST, check_shapes, checkpoint_weights, step_folders
@@ -36,9 +34,15 @@ _OWNER = r"(?!(?:models?|outputs?|results?|checkpoints?|runs?|data|tmp)/)[A-Za-z
 _HUB_NAME = re.compile(
     rf"{_OWNER}/(?!checkpoint-)[A-Za-z0-9][\w.-]{{0,95}}|bert-(?:base|large)-[\w-]{{1,80}}", re.ASCII
 )
-_BASE_IN_CARD = re.compile(r"""^base_model:\s*-?\s*["']?([\w./-]+)["']?\s*$""", re.MULTILINE)
-_MOST_OF_CARD = 1 << 16
-_BERT = BertConfig()
+_HUB_METRICS = {
+    **{name: name for name in ("f1", "precision", "recall", "exact_match", "chrf")},
+    **dict.fromkeys(("f1_micro", "f1_macro"), "f1"),
+    **dict.fromkeys(("rouge1", "rouge2", "rougeL"), "rouge"),
+    "bleu": "sacrebleu",
+    "matthews": "matthews_correlation",
+    "pearson": "pearsonr",
+    "spearman": "spearmanr",
+}
 
 
 @dataclass(frozen=True)
@@ -86,59 +90,35 @@ class Card:
             "base_model": given.base_model or self.base_model,
             "pipeline_tag": self.pipeline_tag,
         }
-        numbers = _numbers(self.metrics)
-        types = hub_metrics()
-        scores = {name: numbers[name] for name in types if math.isfinite(numbers.get(name, math.nan))}
-        if scores and self.pipeline_tag:
-            facts["metrics"] = list(dict.fromkeys(types[name] for name in scores))
-            metrics = [
-                {"type": types[name], "name": name.replace("_", " "), "value": value} for name, value in scores.items()
-            ]
+        metrics = [
+            {"type": kind, "name": name.replace("_", " "), "value": value}
+            for name, value in _numbers(self.metrics).items()
+            if (kind := hub_metric(name)) and math.isfinite(value)
+        ]
+        if metrics and self.pipeline_tag:
+            facts["metrics"] = list(dict.fromkeys(metric["type"] for metric in metrics))
             about = {"task": {"type": self.pipeline_tag}, "dataset": {"name": self.dataset, "type": "custom"}}
             facts["model-index"] = [{"name": self.title, "results": [{**about, "metrics": metrics}]}]
         return {key: value for key, value in facts.items() if value is not None}
 
 
-def hub_metrics() -> dict[str, str]:
-    """Return our names of the scores that a hub lists, with its names: no losses, counts or constant-answer scores."""
-    parts = [row.part for row in PRETRAINING.values()]
-    return {
-        **dict.fromkeys(("accuracy", *(f"{name}_accuracy" for name in (*parts, *PAIR_TASKS))), "accuracy"),
-        **dict.fromkeys(("f1", "f1_micro", "f1_macro"), "f1"),
-        **{name: name for name in ("precision", "recall", "exact_match")},
-        "bleu": "sacrebleu",
-        "chrf": "chrf",
-        **dict.fromkeys(("rouge1", "rouge2", "rougeL"), "rouge"),
-        "matthews": "matthews_correlation",
-        "pearson": "pearsonr",
-        "spearman": "spearmanr",
-        **dict.fromkeys((f"{part}_perplexity" for part in parts), "perplexity"),
-    }
+def hub_metric(name: str) -> str | None:
+    """Return a hub's name of one of our scores; None for losses, counts and scores of constant answers."""
+    ending = name.rpartition("_")[2]
+    return ending if ending in ("accuracy", "perplexity") else _HUB_METRICS.get(name)
 
 
 def pretraining_card(
-    recipe: PretrainRecipe,
-    metrics: Mapping[str, Any],
-    init: Path | None,
-    more: str = "",
-    *,
-    config: ModelConfig = _BERT,
+    recipe: PretrainRecipe, metrics: Mapping[str, Any], init: Path | None, more: str = "", *, config: ModelConfig
 ) -> Card:
     """Return the card of a pre-trained model; `more` describes a checkpoint from before the end of the run."""
-    row, name = architecture_of(config), format_of(config).name
-    pair = recipe.data.pair_task
-    heads = f"masked-LM and {PAIR_TASKS[pair].name} heads" if pair else "a masked-LM head"
-    if config.is_causal:
-        heads = "a language-model head, whose tokens attend only to those before them"
-    if row.vocabulary_head == "bilm":
-        heads = "a language-model head for both directions"
-    if has_decoder := PRETRAINING[recipe.objective].has_decoder:
-        heads = "a decoder"
-    what = f"{name} ({recipe.model.size})" if init is None else f"{name}, continued from {model_name(init)},"
+    name = format_of(config).name
+    start = f"{name} ({recipe.model.size})" if init is None else f"{name}, continued from {model_name(init)}"
+    head = "decoder" if PRETRAINING[recipe.objective].has_decoder else architecture_of(config).vocabulary_head
     return Card(
         f"Pre-trained {name}",
-        f"{what} with {heads}. {more}".rstrip(),
-        pipeline_tag=pretrained_tag("decoder" if has_decoder else row.vocabulary_head, config),
+        f"{start}, trained with objective = {recipe.objective!r}. {more}".rstrip(),
+        pipeline_tag=pretrained_tag(head, config),
         base_model=None if init is None else hub_name(init),
         recipe=recipe,
         metrics=metrics,
@@ -147,7 +127,7 @@ def pretraining_card(
 
 
 def finetuning_card(
-    recipe: FinetuneRecipe, *, what: str, scores: Mapping[str, Any], base: Path, dev: str, config: ModelConfig = _BERT
+    recipe: FinetuneRecipe, *, what: str, scores: Mapping[str, Any], base: Path, dev: str, config: ModelConfig
 ) -> Card:
     """Return the card of a fine-tuned model; `what` says which weights of the run these are."""
     is_new = recipe.from_scratch or recipe.model is not None
@@ -180,17 +160,12 @@ def model_name(folder: Path) -> str:
 
 
 def hub_name(folder: Path) -> str | None:
-    """Return the hub name of a model folder, or of the model from which it was made; None if no file states one.
+    """Return the hub name that a model folder's configuration states, or None.
 
     A local path does not count, because a hub would link to whatever has that name there.
     """
-    config, card = file_inside(folder, "config.json"), folder / "README.md"
+    config = file_inside(folder, "config.json")
     named = "" if config is None else str(read_json_object(config).get("_name_or_path"))
-    if not _HUB_NAME.fullmatch(named) and why_unreadable(card) is None:
-        with card.open("rb") as file:
-            header = file.read(_MOST_OF_CARD).decode("utf-8", "replace").partition("\n---")[0]
-        found = _BASE_IN_CARD.search(header) if header.startswith("---\n") else None
-        named = found[1] if found else ""
     return named if _HUB_NAME.fullmatch(named) else None
 
 

@@ -19,10 +19,10 @@ from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.carrying import with_carry
 from maskloom.objectives.pretraining import PRETRAINING
-from maskloom.runs.display import SILENT, Progress, aligned
+from maskloom.runs.display import SILENT, Progress, aligned, in_words
 from maskloom.runs.pretrain import bytes_of_weights, initial_model
 from maskloom.runs.pretraining_plan import PhasePlan, check_corpus, check_model, config_for, phase_plans
-from maskloom.runs.start_summary import in_words, shown_count
+from maskloom.runs.start_summary import shown_count
 from maskloom.system.devices import chosen_device, describe_device
 from maskloom.system.resources import available_memory
 from maskloom.training.faults.memory import kept_bytes, kept_memory
@@ -241,11 +241,6 @@ def plan_lines(result: dict[str, Any], command: str = "maskloom pretrain --corpu
     ]
     if favoured := result["favoured"]:
         lines += ["", f"best for {minutes:g} minutes: {favoured}; run: {command} --size {favoured} --out RUN"]
-        lines += [
-            f"{row['size']}: its reference run was shorter, so it may do as well"
-            for row in rows
-            if row["is_beyond"] and row["size"] != favoured
-        ]
     return lines
 
 

@@ -19,14 +19,13 @@ from maskloom.checkpoints.huggingface import CONFIG, LoadReport, load_model, rea
 from maskloom.config import PretrainRecipe, TrainingSection
 from maskloom.data.corpus.opening import Corpus, split_documents
 from maskloom.data.loader import Loader
-from maskloom.data.streams.sentence_pairs import pair_task_of
 from maskloom.errors import ConfigError
 from maskloom.inference.model_folder import resolve_model_folder, tokenizer_read
 from maskloom.models.architectures import architecture_of
 from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blocks
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.carrying import with_carry
-from maskloom.objectives.pretraining import PRETRAINING, Pretraining, TokenFrequencies, row_of, unigram_of
+from maskloom.objectives.pretraining import PRETRAINING, Pretraining, TokenFrequencies, unigram_of
 from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.model_writing import pretraining_card, write_best_model, write_model_folder
 from maskloom.runs.pretraining_plan import (
@@ -40,7 +39,8 @@ from maskloom.runs.pretraining_plan import (
 )
 from maskloom.runs.resuming import changes_of, extended_recipe, extension_lines, verify_resuming
 from maskloom.runs.run_folder import METRICS, input_sums, prepare_run_folder, run_id
-from maskloom.runs.start_summary import default_lines, model_line, phase_lines, repeated_text_lines, step_display
+from maskloom.runs.start_summary import default_lines, model_line, phase_lines, repeated_text_lines
+from maskloom.runs.task_summaries import describe_metrics
 from maskloom.runs.word_vectors import take_word_vectors
 from maskloom.runs.words import vectors_file
 from maskloom.system.devices import describe_device, half_type
@@ -64,12 +64,6 @@ _BELOW_UNIGRAM = 0.1  # nats; a smaller advantage over word frequencies is no us
 # Bytes per token for reading a batch and, per unit of width and layer, at most for its activations; number of sequences
 # whose tokens are counted and, of these, whose activations are measured.
 _BYTES_READ, _MOST_KEPT, _NUM_COUNTED, _NUM_MEASURED = 100, 200, 64, 4
-_PARTS = (
-    ("cls.predictions", "masked-LM head"),
-    ("cls.seq_relationship", "next-sentence head"),
-    ("pooler", "pooler"),
-    ("heads.decoder", "decoder"),
-)
 
 
 @alone_in_folder(ranks_share=True)
@@ -139,8 +133,8 @@ def _pretrain(
     if recipe.data.held_out_fraction > 0:
         progress.say(_held_out_line(opened, held_out))
     model, new = initial_model(recipe, opened, init)
-    device = f"device: {describe_device(ranks.device)}"
-    for sentence in [model_line(model, recipe, is_new=init is None), *new, device, *default_lines(recipe)]:
+    about = model_line(model, recipe.model.size if init is None else None)
+    for sentence in [about, *new, f"device: {describe_device(ranks.device)}", *default_lines(recipe)]:
         progress.say(sentence)
     prepare_blocks(model, recompute=recipe.training.activation_checkpointing, compile_=recipe.training.compile)
     ranks.spread(model)
@@ -182,7 +176,7 @@ def initial_model(recipe: PretrainRecipe, corpus: Corpus, init: Path | None) -> 
         model = build_model(config, heads=heads_of(recipe, config), seed=recipe.seed)
         return model, take_word_vectors(model, recipe.model, corpus.tokenizer)
     model, report = load_model(init, heads=heads_of(recipe, config), seed=recipe.seed)
-    return model, [*_new_parts(report), *repeated_text_lines(init, recipe, corpus.fingerprint)]
+    return model, [*_new_parts(report), *repeated_text_lines(init, corpus.fingerprint)]
 
 
 def _check_vocabulary(init: Path, config: ModelConfig, corpus: Corpus) -> None:
@@ -206,11 +200,8 @@ def _check_vocabulary(init: Path, config: ModelConfig, corpus: Corpus) -> None:
 
 def _new_parts(report: LoadReport) -> list[str]:
     """Return a sentence on the parts that a model folder lacks and that start from random weights, or []."""
-    new = [name for prefix, name in _PARTS if any(prefix in parameter for parameter in report.new_parameters)]
-    if not new:
-        return []
-    text = f"new parts with random weights, missing from the initial model: {', '.join(new)}"
-    return [f"{text}; the loss before training is that of a random head" if "masked-LM head" in new else text]
+    new = dict.fromkeys(".".join(name.split(".")[:2]) for name in report.new_parameters)
+    return [f"random weights, missing from the initial model: {', '.join(new)}"] if new else []
 
 
 def _check_start(recipe: PretrainRecipe, corpus: Corpus, init: Path | None, ranks: Ranks) -> None:
@@ -358,6 +349,7 @@ class _Run:
                 checkpoints=self.out / "checkpoints" / plan.name,
                 log=log,
                 evaluate=measure,
+                on_step=lambda report: progress.advance(report.step, **_figures(report)),
                 on_metrics=lambda step, metrics: progress.say(f"step {step}: {describe_metrics(metrics)}"),
                 say=progress.say,
                 name=plan.name,
@@ -371,10 +363,8 @@ class _Run:
             finished = _logged(self.out, "finished", plan.name, start) if ranks.is_first else None
             if session.is_over() and ranks.any_(finished is not None):
                 return finished or {}, state.position
-            is_told = start == 0 or settings.minutes is not None  # an account may take minutes
-            account = loader.account() if is_told and ranks.is_first else None
-            session.on_step = step_display(progress, settings, _figures, account and account.num_instances)
-            if start == 0 and account is not None:
+            if start == 0 and ranks.is_first:
+                account = loader.account()  # it may take minutes
                 log.write("data", stage=plan.name, **asdict(account))
                 for sentence in phase_lines(plan, account):
                     progress.say(sentence)
@@ -397,10 +387,8 @@ class _Run:
         write_model_folder(out / "model", whole, tokenizer, card)
         if self.recipe.training.keep_best:
             step = write_best_model(whole, out / "checkpoints" / last.name, tokenizer, out / "best-model")
-            if step is None:
-                self.progress.say("no best model: no evaluation was compared, or its checkpoint no longer exists")
-            else:
-                self.progress.say(f"{out / 'best-model'}: the model of step {step}")
+            absent = "not written, as no evaluation was compared or its checkpoint no longer exists"
+            self.progress.say(f"{out / 'best-model'}: {absent if step is None else f'the model of step {step}'}")
         if (unigram := unigram_of(metrics)) and (loss := metrics[f"{self.row.part}_loss"]) > unigram - _BELOW_UNIGRAM:
             self.progress.say(
                 f"note: the model uses no context yet: its loss, {loss:.2f} nats, is not clearly below the "
@@ -443,22 +431,3 @@ def _held_out_line(corpus: Corpus, held_out: np.ndarray) -> str:
     starts = corpus.sentence_offsets[corpus.document_offsets]
     share = int(np.diff(starts)[held_out].sum()) / max(1, corpus.num_tokens)
     return f"held out: {len(held_out):,} of {corpus.num_documents:,} documents, {100 * share:.3g} % of the tokens"
-
-
-def describe_metrics(metrics: dict[str, float]) -> str:
-    """Return held-out metrics as one readable line, or say that nothing is held out."""
-    if not metrics:
-        return "nothing held out to evaluate"
-    row, pair = row_of(metrics), pair_task_of(metrics) or ""
-    part = "" if row is None else row.part
-    forms = {
-        f"{part}_loss": f"{part.upper() if len(part) < 4 else part} loss {{:.3f}} nats",
-        "unigram_cross_entropy": " (unigram {:.3f})",
-        f"{part}_accuracy": ", accuracy {:.3f}",
-        f"{part}_perplexity": ", perplexity {:.1f}",
-        "forward_perplexity": " (forward {:.1f}",
-        "backward_perplexity": ", backward {:.1f})",
-        f"{pair}_accuracy": f"; {pair.upper()} accuracy {{:.3f}}",
-        f"{pair}_majority_fraction": " (majority {:.3f})",
-    }
-    return "held-out " + "".join(form.format(metrics[name]) for name, form in forms.items() if name in metrics)

@@ -28,7 +28,6 @@ from maskloom.recipe_files import (
 )
 from maskloom.runs.run_folder import RECIPE, flat
 from maskloom.system.launch import is_first_process
-from maskloom.tasks.kinds import KINDS as TASK_KINDS
 
 RecipeT = TypeVar("RecipeT", PretrainRecipe, FinetuneRecipe)
 
@@ -171,29 +170,21 @@ def explained(name: str) -> dict[str, Any]:
 
 
 # A longer key and value move only their own meaning to the right, not all others.
-_WIDEST_KEY = 44
+_WIDTH_OF_KEYS = 44
 
 
 def explained_lines(content: dict[str, Any]) -> list[str]:
-    """Return the lines of what `explained` returns, without sections that the task or objective does not read."""
-    chosen = {key["path"]: key["value"] for key in content["keys"] if key["is_set"]}
-    task, objective = chosen.get("task"), chosen.get("objective")
-    unread = {name for name, kind in TASK_KINDS.items() if kind.section and task not in (None, name)}
-    unread |= {name for name, row in PRETRAINING.items() if row.section and objective not in (None, name)}
-    if task is not None and "features" not in TASK_KINDS[task].settings.model_fields:
-        unread.add("features")
-    keys = [key for key in content["keys"] if key["path"].partition(".")[0] not in unread]
-    width = min(_WIDEST_KEY, max(len(f"{key['path']} = {shown_value(key['value'])}") for key in keys))
+    """Return the lines of what `explained` returns."""
     lines = [content["recipe"], "", *content["about"].split("\n")]
     section = "none"
-    for key in keys:
+    for key in content["keys"]:
         if key["path"].rpartition(".")[0] != section:
             section = key["path"].rpartition(".")[0]
             lines.append("")
         mark = "*" if key["is_set"] else " "
         text = f"{key['path']} = {shown_value(key['value'])}"
         default = f" (default {shown_value(key['default'])})" if key["value"] != key["default"] else ""
-        lines.append(f"{mark} {text:<{width}}  {key['meaning']}{default}{choices_text(key['choices'])}")
+        lines.append(f"{mark} {text:<{_WIDTH_OF_KEYS}}  {key['meaning']}{default}{choices_text(key['choices'])}")
     if by_size := content.get("sizes"):
         lines.append("")
     for size, given in (by_size or {}).items():

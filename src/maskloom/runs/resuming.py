@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -113,8 +112,6 @@ def _last_step(out: Path, stage: str, folder: Path) -> int:
 
 
 _SHOWN = 4
-# Added to the message of a finished fine-tuning run on --verify.
-VERIFY_FINISHED = "; --verify is for unfinished runs, `maskloom rerun` repeats a whole run"
 
 
 class ReplayDiffersError(RunFailedError):
@@ -201,20 +198,13 @@ def _replay(session: TrainingSession, start: Path | None, target: int) -> None:
     try:
         again.checkpoints.mkdir(parents=True)
         if start is not None:
-            shutil.copytree(start, again.checkpoints / start.name, copy_function=_link)
+            shutil.copytree(start, again.checkpoints / start.name)
             again.resume()
         again.run()
     except _Reached:
         pass
     finally:
         shutil.rmtree(place, ignore_errors=True)
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # not every file system supports hard links
-        shutil.copyfile(source, target)
 
 
 def _compare(replayed: Snapshot, kept: Path, session: TrainingSession) -> None:

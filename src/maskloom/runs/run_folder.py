@@ -170,13 +170,12 @@ def seeds_of(recipe: Section) -> list[int]:
 
 
 def environment() -> dict[str, Any]:
-    """Return the command, its working directory, the versions and the hardware of this process."""
+    """Return the command, the versions and the hardware of this process."""
     import numpy as np  # imported here: reading run folders does not need it
 
     torch = sys.modules.get("torch")  # word vectors do not need it, and it takes as much memory as many of them
     return {
         "command": ["maskloom", *map(shown_name, sys.argv[1:])],
-        "working_directory": _working_directory(),
         "versions": {
             "maskloom": maskloom.__version__,
             "python": platform.python_version(),
@@ -193,14 +192,6 @@ def environment() -> dict[str, Any]:
         },
         "world_size": num_processes(),
     }
-
-
-def _working_directory() -> str | None:
-    try:
-        check_name(os.curdir)
-        return os.getcwd()
-    except OSError:  # removed while the program runs
-        return None
 
 
 def _processor() -> str:

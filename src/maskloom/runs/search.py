@@ -28,7 +28,7 @@ from maskloom.runs.search_space import (
     space_as_data,
     space_of_data,
 )
-from maskloom.runs.search_table import markdown_of, ranked, search_rows
+from maskloom.runs.task_summaries import markdown_of, ranked, search_rows
 from maskloom.system.files import copy_files, replacing_folder, write_json, write_text
 from maskloom.system.folder_lock import FolderLostError, alone_in_folder
 from maskloom.system.foreign_files import read_json_object
@@ -116,9 +116,6 @@ def search(
     if not plan["trials"]:
         plan["trials"] = [_trial(setup, number, settings) for number, settings in enumerate(listed, start=1)]
     write_json(out / PLAN, plan)
-    is_whole = (out / RESULTS["search"]).exists() and (out / "model").exists()
-    if is_whole and all(_kept_outcome(out, trial) for trial in plan["trials"]):
-        progress.say(f"{out} is complete; there is nothing left to do")
     try:
         records = _run_trials(setup, plan, space)
     except (DataError, ConfigError):

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from maskloom.config import FinetuneRecipe, validate_recipe
 from maskloom.errors import ConfigError
 from maskloom.recipe_files import put_value
+from maskloom.runs.display import formatted
 
 GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
     # BERT paper, A.3: the values that worked well across all tasks; every combination is tried.
@@ -114,13 +115,8 @@ def recipe_with(base: FinetuneRecipe, settings: Mapping[str, Any], *, source: st
 
 def settings_text(settings: Mapping[str, Any]) -> str:
     """Return settings in readable form: `batch_size 16, learning_rate 3e-05`."""
-    texts = (f"{key.rpartition('.')[2]} {value_text(value)}" for key, value in settings.items())
+    texts = (f"{key.rpartition('.')[2]} {formatted(value)}" for key, value in settings.items())
     return ", ".join(texts) or "recipe settings"
-
-
-def value_text(value: Any) -> str:
-    """Return a value in compact form."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _parse_values(argument: str, text: str) -> tuple[Any, ...] | ValueRange:

@@ -1,9 +1,7 @@
-"""What a run reports before it starts, and its estimated duration after the first steps."""
+"""What a run reports before it starts."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,58 +9,39 @@ from maskloom.config import FinetuneRecipe, FinetuneTraining, PretrainRecipe, Tr
 from maskloom.data.loader import Account
 from maskloom.errors import ConfigError, amount
 from maskloom.models.assembled import EncoderWithHeads
-from maskloom.runs.display import Progress
 from maskloom.runs.pretraining_plan import PhasePlan
 from maskloom.runs.run_folder import described
 from maskloom.tasks.encoding import EncodedData
-from maskloom.training.state import StepReport
 
-# Seconds and steps from which the remaining time is estimated; the first step is a warm-up and left out.
-_SECONDS, _STEPS = 5.0, 3
 _SHOWN_DEFAULTS = ("steps", "epochs", "batch_size", "learning_rate")
 
 
-def model_line(model: EncoderWithHeads, recipe: PretrainRecipe | FinetuneRecipe, *, is_new: bool = False) -> str:
-    """Return the parameter count and sizes of a model; for a new one also its size name, and whether by default."""
-    config, size = model.config, ""
-    if isinstance(recipe, PretrainRecipe) and is_new:
-        is_default = "size" not in recipe.model.model_fields_set
-        changed = ", changed" if recipe.model.config else ""
-        size = f"{recipe.model.size}{' (the default, see --size)' if is_default else ''}{changed}: "
+def model_line(model: EncoderWithHeads, size: str | None = None) -> str:
+    """Return the parameter count and sizes of a model, of a new one after the name of its size."""
+    config, name = model.config, f"{size}: " if size else ""
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     return (
-        f"model: {size}{shown_count(num_parameters)} parameters, {amount(config.num_hidden_layers, 'layer')} of "
+        f"model: {name}{shown_count(num_parameters)} parameters, {amount(config.num_hidden_layers, 'layer')} of "
         f"{config.hidden_size}, a vocabulary of {config.vocab_size:,}"
     )
 
 
-def repeated_text_lines(init: Path, recipe: PretrainRecipe, corpus: str) -> list[str]:
+def repeated_text_lines(init: Path, corpus: str) -> list[str]:
     """Return a warning if the run that made the model folder `init` read the corpus with this fingerprint, or []."""
     run = init.resolve().parent
     with suppress(ConfigError):  # not the model of a run
-        before = described(run)
-        if before["inputs"].get("corpus") == corpus and (seeds := before.get("seeds")):
-            again = "with the same [data], this run reads the same sequences in the same order with the same masks; "
-            again += "to read on instead, continue that run with --resume --steps N"
-            told = again if seeds[0] == recipe.seed else "documents that it has read may be held out here"
-            return [f"WARNING: {run} was trained on this corpus with seed = {seeds[0]}: {told}"]
+        if described(run)["inputs"].get("corpus") == corpus:
+            what = "so it has read what this run reads and holds out"
+            return [f"WARNING: {run} was trained on this corpus, {what}; continue it with --resume --steps N instead"]
     return []
 
 
 def phase_lines(plan: PhasePlan, account: Account) -> list[str]:
     """Return what one phase trains on: its steps, sequences and tokens per step, and the resulting epochs."""
     training, data = plan.training, plan.data
-    tokens = training.batch_size * account.tokens_per_instance
-    epochs = training.steps * training.batch_size / account.num_instances
-    steps = amount(training.steps, "step")
-    whole = f"{shown_count(training.steps * tokens)} tokens, {_epochs(epochs)}"
-    if training.minutes is not None:
-        steps, whole = f"{training.minutes:g} minutes, in steps", "epochs"
-    lines = [
-        f"{plan.name}: {steps} of {training.batch_size} sequences up to {data.max_length} tokens, about {tokens:,.0f} "
-        f"tokens per step; {whole} of {account.num_instances:,} sequences",
-        f"{plan.name}: {_optimisation(training)}; {account.predictions_per_instance:.1f} predictions per sequence",
-    ]
+    work = _work(training, account.num_instances, "sequences", account.tokens_per_instance, data.max_length)
+    predicted = f"{account.predictions_per_instance:.1f} predictions per sequence"
+    lines = [f"{plan.name}: {work}", f"{plan.name}: {_optimisation(training)}; {predicted}"]
     if account.cut_fraction > 0:
         lines.append(
             f"{plan.name}: data.max_predictions_per_seq = {data.resolved_max_predictions()} drops "
@@ -73,29 +52,32 @@ def phase_lines(plan: PhasePlan, account: Account) -> list[str]:
 
 def finetuning_lines(recipe: FinetuneRecipe, settings: TrainingSection, data: EncodedData) -> list[str]:
     """Return what a fine-tuning run trains on and for how long; an epoch is one pass over all examples or windows."""
-    num_units = len(data)
-    unit = "examples" if num_units == data.num_examples else "windows"
-    tokens = settings.batch_size * data.lengths.sum() / max(1, num_units)
-    epochs = settings.steps * settings.batch_size / max(1, num_units)
-    steps, whole = amount(settings.steps, "step"), _epochs(epochs)
-    lines = []
-    if (minutes := recipe.training.minutes) is not None:
-        steps, whole, plain = f"{minutes:g} minutes, in steps", "epochs", FinetuneTraining()
-        lines = [
-            f"training.{name} = {value}: ignored, training.minutes is set"
-            for name, value in (("steps", recipe.training.steps), ("epochs", recipe.training.epochs))
-            if value != getattr(plain, name)
-        ]
-    elif recipe.training.steps is not None and recipe.training.epochs != FinetuneTraining().epochs:
-        lines = [f"training.epochs = {recipe.training.epochs:g}: ignored, training.steps is set"]
+    unit = "examples" if len(data) == data.num_examples else "windows"
+    work = _work(settings, len(data), unit, float(data.lengths.mean()), recipe.data.max_length)
     seeds = f", {recipe.restarts} seeds" if recipe.restarts > 1 else ""
-    return [
-        *lines,
-        f"task: {recipe.task}; {steps} of {settings.batch_size} {unit}, about {tokens:,.0f} tokens: {whole} of "
-        f"{num_units:,} {unit} up to {recipe.data.max_length} tokens{seeds}",
-        _optimisation(settings),
-        *default_lines(recipe),
-    ]
+    told = [f"task: {recipe.task}; {work}{seeds}", _optimisation(settings), *default_lines(recipe)]
+    return [*_ignored_lengths(recipe.training), *told]
+
+
+def _ignored_lengths(training: FinetuneTraining) -> list[str]:
+    """Return a line for each of minutes, steps and epochs that was set in vain, as one before it is set."""
+    plain, names = FinetuneTraining(), ("minutes", "steps", "epochs")
+    given = [name for name in names if getattr(training, name) != getattr(plain, name)]
+    return [f"training.{name} = {getattr(training, name)}: ignored, training.{given[0]} is set" for name in given[1:]]
+
+
+def _work(training: TrainingSection, num_units: int, unit: str, tokens_per_unit: float, max_length: int) -> str:
+    tokens = training.batch_size * tokens_per_unit
+    if training.minutes is not None:
+        steps, whole = f"{training.minutes:g} minutes, in steps", "epochs"
+    else:
+        steps = amount(training.steps, "step")
+        epochs = _epochs(training.steps * training.batch_size / num_units)
+        whole = f"{shown_count(training.steps * tokens)} tokens, {epochs}"
+    return (
+        f"{steps} of {training.batch_size} {unit} up to {max_length} tokens, about {tokens:,.0f} tokens per step; "
+        f"{whole} of {num_units:,} {unit}"
+    )
 
 
 def default_lines(recipe: PretrainRecipe | FinetuneRecipe) -> list[str]:
@@ -136,45 +118,3 @@ def shown_count(number: float) -> str:
         if number >= unit:
             return f"{number / unit:.3g} {name}"
     return f"{number:,.0f}"
-
-
-def step_display(
-    progress: Progress,
-    settings: TrainingSection,
-    figures: Callable[[StepReport], dict[str, float]],
-    num_units: int | None = None,
-) -> Callable[[StepReport], None]:
-    """Return a callback that shows each step with values from its report, and after some seconds the time left.
-
-    With a time budget, it instead reports the expected number of steps, and of epochs of `num_units` sequences.
-    """
-    started: float | None = None
-    done, is_told = -1, False
-
-    def show(report: StepReport) -> None:
-        nonlocal started, done, is_told
-        progress.advance(report.step, **figures(report))
-        if is_told:
-            return
-        now = time.monotonic()
-        started, done = started or now, done + 1  # counted, since the step's number falls when a run rewinds
-        seconds, left = now - started, settings.steps - report.step
-        if done >= _STEPS and seconds >= _SECONDS and left > 0:
-            is_told, rate = True, done / seconds
-            progress.say(f"step {report.step:,}: {rate:.3g} steps per second, about {rest(rate, left)}")
-
-    def rest(rate: float, left: int) -> str:
-        if settings.minutes is None:
-            return f"{in_words(left / rate)} for the {left:,} left"
-        steps = rate * settings.minutes * 60
-        epochs = f", {_epochs(steps * settings.batch_size / num_units)}" if num_units else ""
-        return f"{amount(round(steps), 'step')} in {settings.minutes:g} minutes{epochs}"
-
-    return show
-
-
-def in_words(seconds: float) -> str:
-    """Return a time in seconds, minutes or hours."""
-    if seconds < 90:
-        return amount(round(seconds), "second")
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

@@ -1,16 +1,20 @@
-"""Summaries of training, evaluation and prediction for people; the full results are in JSON."""
+"""Summaries and tables of results for people; the full results are in JSON."""
 
 from __future__ import annotations
 
 import shlex
+import statistics
 from collections.abc import Collection
 from typing import Any
 
-from maskloom.data.streams.sentence_pairs import PAIR_TASKS
+from maskloom.data.streams.sentence_pairs import PAIR_TASKS, pair_task_of
 from maskloom.errors import amount
 from maskloom.metrics.answers import is_percent
-from maskloom.objectives.pretraining import PRETRAINING, unigram_of
-from maskloom.runs.display import aligned, lines_of
+from maskloom.metrics.glue_score import OFFICIAL_METRICS
+from maskloom.objectives.pretraining import PRETRAINING, row_of, unigram_of
+from maskloom.runs.display import aligned, formatted, lines_of, printable
+from maskloom.runs.glue.files import TASKS
+from maskloom.runs.search_space import settings_text
 from maskloom.tasks.kinds import KINDS
 
 _LOST = {
@@ -18,7 +22,25 @@ _LOST = {
     "num_left_out": ("sentence", "left out (document.max_sentences)"),
     "num_cut_questions": ("question", "truncated (span.max_question_length)"),
 }
-_HELD_OUT = (("loss", "{} loss, nats", "{:.3f}"), ("accuracy", "{} accuracy", "{:.1%}"))
+
+
+def describe_metrics(metrics: dict[str, float]) -> str:
+    """Return held-out metrics as one readable line, or say that nothing is held out."""
+    if not metrics:
+        return "nothing held out to evaluate"
+    row, pair = row_of(metrics), pair_task_of(metrics) or ""
+    part = "" if row is None else row.part
+    forms = {
+        f"{part}_loss": f"{part.upper() if len(part) < 4 else part} loss {{:.3f}} nats",
+        "unigram_cross_entropy": " (unigram {:.3f})",
+        f"{part}_accuracy": ", accuracy {:.3f}",
+        f"{part}_perplexity": ", perplexity {:.1f}",
+        "forward_perplexity": " (forward {:.1f}",
+        "backward_perplexity": ", backward {:.1f})",
+        f"{pair}_accuracy": f"; {pair.upper()} accuracy {{:.3f}}",
+        f"{pair}_majority_fraction": " (majority {:.3f})",
+    }
+    return "held-out " + "".join(form.format(metrics[name]) for name, form in forms.items() if name in metrics)
 
 
 def pretraining_lines(result: dict[str, Any]) -> list[str]:
@@ -26,13 +48,14 @@ def pretraining_lines(result: dict[str, Any]) -> list[str]:
     before = result.get("before")
     if not before:
         return lines_of(result)
+    forms = {}
+    names = {row.part: row.names[0] for row in PRETRAINING.values()}
+    for part, name in (names | {task: row.name for task, row in PAIR_TASKS.items()}).items():
+        forms[f"{part}_loss"] = f"{name} loss, nats", "{:.3f}"
+        forms[f"{part}_accuracy"] = f"{name} accuracy", "{:.1%}"
+        forms[f"{part}_perplexity"] = "perplexity", "{:,.1f}"
     rows = [("held out", "before", "after")]
-    parts = {row.part: row.names[0] for row in PRETRAINING.values()}
-    names = parts | {task: row.name for task, row in PAIR_TASKS.items()}
-    shown = [
-        (f"{part}_{end}", name.format(loss), form) for part, loss in names.items() for end, name, form in _HELD_OUT
-    ]
-    for key, name, form in [*shown, *((f"{part}_perplexity", "perplexity", "{:,.1f}") for part in parts)]:
+    for key, (name, form) in forms.items():
         if isinstance(before.get(key), float) and isinstance(result.get(key), float):
             rows.append((name, form.format(before[key]), form.format(result[key])))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -51,7 +74,7 @@ def finetuning_lines(result: dict[str, Any]) -> list[str]:
         kept = f"seed {result['best_seed']}: the mean of the checkpoints at steps {steps}"
     if last["step"] != best["step"]:
         kept += f"; after its last epoch it had {_figure(name, last['scores'][name], last['scores'])}"
-    rows = [("kept", kept), *_score_rows(name, best["scores"], best["reference"]), *_restart_rows(result)]
+    rows = [("kept", kept), *_score_rows(name, best["scores"], best["reference"]), *_restart_rows(result["restarts"])]
     if data["labels"]:
         rows.append(("labels", ", ".join(data["labels"])))
     if data["class_weights"]:
@@ -83,19 +106,6 @@ def evaluation_lines(result: dict[str, Any]) -> list[str]:
 def tuning_lines(result: dict[str, Any]) -> list[str]:
     """Return the fitted settings, the scores before and after, and the warning that these are on the fitted file."""
     return aligned([*_tuned_rows(result), ("examples", examples_text(result["data"])), ("model", result["model"])])
-
-
-def written_lines(result: dict[str, Any]) -> list[str]:
-    """Return what a file of predictions or vectors contains and what was read to produce it."""
-    if "num_vectors" in result:
-        form = f"{result['pooling']}{', length 1' if result['normalized'] else ''}"
-        what = f"{amount(result['num_vectors'], 'vector')} of {result['hidden_size']} numbers ({form})"
-    else:
-        what = f"{amount(result['num_predictions'], 'prediction')}, in the order of the input"
-    account = {key: result.get(key) for key in ("num_truncated_examples", "max_length", *_LOST)}
-    page = [("page", result["page"])] if "page" in result else []
-    read = examples_text({**result["data"], **account})
-    return aligned([("written", f"{result['output']}: {what}"), ("read", read), *page])
 
 
 def generated_lines(result: dict[str, Any]) -> list[str]:
@@ -145,24 +155,14 @@ def _score_rows(primary: str, scores: dict[str, float], reference: float | None)
 
 
 def _figure(name: str, value: float, scores: Collection[str]) -> str:
-    """Format a score: BLEU and chrF in points, others in percent where `is_percent` says so, else in decimals."""
-    if name in ("bleu", "chrf"):
-        return f"{value:.2f}"  # points, as usually reported
-    return f"{value:.2f} %" if is_percent(name, scores) else f"{value:.4f}"
+    """Return a score as text, marked if it is in percent: 0.93 % is another F1 than 0.93."""
+    is_points = name in ("bleu", "chrf")  # as they are usually reported
+    return f"{formatted(value)} %" if is_percent(name, scores) and not is_points else formatted(value)
 
 
-def _restart_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
-    restarts, name, names = result["restarts"], result["metric"], result["best"]["scores"]
+def _restart_rows(restarts: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("degenerate", f"seed {seed}: {reason}") for seed, reason in restarts["degenerate"].items()]
-    if restarts["num_restarts"] == 1:
-        return rows
-    each = ", ".join(f"{_figure(name, score, names)} (seed {seed})" for seed, score in restarts["scores"].items())
-    spread = restarts["standard_deviation"]
-    spread = "no spread (one score)" if spread is None else f"standard deviation {_figure(name, spread, names)}"
-    text = f"{name} {_figure(name, restarts['mean'], names)} on average, {spread}: {each}"
-    if restarts["degenerate"] and restarts["mean_of_sound"] is not None:
-        text += f"; {_figure(name, restarts['mean_of_sound'], names)} on average without degenerate ones"
-    return [(f"{restarts['num_restarts']} restarts", text), *rows]
+    return rows if restarts["num_restarts"] == 1 else [("restarts", restarts_text(restarts)), *rows]
 
 
 def examples_text(account: dict[str, Any]) -> str:
@@ -180,3 +180,142 @@ def examples_text(account: dict[str, Any]) -> str:
     if account.get("num_also_in_train"):
         text += f"; {account['num_also_in_train']:,} also in train"
     return "; ".join([text, *account.get("notes", ())])
+
+
+def ranked(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the finished trials by best dev score, highest first; on ties the earlier trial comes first."""
+    done = [record for record in records if record["status"] == "done"]
+    return sorted(done, key=lambda record: (-record["score"], record["number"]))
+
+
+def search_rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return the headers and rows of a finished search; failed trials come last, with the reason."""
+    keys = list(dict.fromkeys(key for trial in result["trials"] for key in trial["settings"]))
+    names = [key.rpartition(".")[2] for key in keys]
+    names = [key if names.count(name) > 1 else name for key, name in zip(keys, names, strict=True)]
+    metric = result["metric"].replace("_", " ")
+    headers = ["rank", "trial", *names, f"{metric}, best on dev", "mean ± sd, median", "degenerate", "minutes"]
+    rows = []
+    for rank, trial in enumerate(result["trials"], start=1):
+        settings = [formatted(trial["settings"].get(key, "")) for key in keys]
+        if trial["status"] == "failed":
+            rows.append(["–", trial["name"], *settings, f"failed: {_one_line(trial['error'])}", "", "", ""])
+            continue
+        minutes = "–" if trial["seconds"] is None else f"{trial['seconds'] / 60:.1f}"
+        score = f"{trial['score']:.4f}"
+        spread, bad = restarts_text(trial["restarts"]), degenerate_text(trial["restarts"])
+        rows.append([str(rank), trial["name"], *settings, score, spread, bad, minutes])
+    return headers, rows
+
+
+def restarts_text(restarts: dict[str, Any], *, scale: float = 1.0, digits: int = 4) -> str:
+    """Return the mean, standard deviation and median over the restarts of a run; a single run has only its mean."""
+    mean = f"{scale * restarts['mean']:.{digits}f}"
+    if restarts["standard_deviation"] is None:
+        return f"{mean} (one run)"
+    scores = list(restarts["scores"].values())
+    spread, median = scale * restarts["standard_deviation"], scale * statistics.median(scores)
+    return f"{mean} ± {spread:.{digits}f}, median {median:.{digits}f} ({len(scores)} runs)"
+
+
+def degenerate_text(restarts: dict[str, Any]) -> str:
+    """Return how many runs learned nothing, and their seeds."""
+    if not restarts["degenerate"]:
+        return f"0 of {restarts['num_restarts']}"
+    seeds = ", ".join(restarts["degenerate"])
+    return f"{len(restarts['degenerate'])} of {restarts['num_restarts']} (seed {seeds})"
+
+
+def _one_line(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= 100 else f"{text[:99]}…"
+
+
+def markdown_of(headers: list[str], rows: list[list[str]]) -> str:
+    """Return a Markdown table; pipes and control characters in cells are escaped."""
+    cells = [[printable(cell).replace("|", "\\|") for cell in row] for row in [headers, *rows]]
+    lines = ["| " + " | ".join(row) + " |" for row in cells]
+    return "\n".join([lines[0], "|" + "---|" * len(headers), *lines[1:]])
+
+
+def glue_rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return headers and rows, one per GLUE column with scores times 100, then the two averages."""
+    rows = []
+    for task in TASKS:
+        outcome = result["tasks"].get(task.name)
+        if outcome is None:
+            reason = "files missing" if task.name in result["absent"] else "not requested"
+            rows.append([task.folder, "", "–", reason, "", "", "", ""])
+        elif outcome["status"] == "failed":
+            rows.append([task.folder, "", "–", f"failed: {_one_line(outcome['error'])}", "", "", "", ""])
+        else:
+            rows += _task_rows(task.folder, outcome)
+    rows += [
+        ["the paper's average", "9 columns", _average(result["paper_average"]), "", "", "", "", ""],
+        ["leaderboard score", "9 tasks", _average(result["leaderboard_score"]), "", "", "", "", ""],
+    ]
+    about = ["mean ± sd, median of its settings", "settings", "trials", "degenerate", "minutes"]
+    return ["task", "metric", "best on dev", *about], rows
+
+
+def notes_of(result: dict[str, Any]) -> list[str]:
+    """Return what a person must know to interpret the scores correctly."""
+    notes = [
+        "Scores are times 100, on dev. The best of all trials and seeds was chosen on the same dev set, "
+        "so it is optimistic; the mean is over all seeds of the chosen settings, by the first metric."
+    ]
+    if result["tasks"].get("wnli", {}).get("status") == "majority":
+        label = result["tasks"]["wnli"]["label"]
+        notes.append(f"WNLI: nothing was trained; every answer is {label}, the most common in train, as in the paper.")
+    for name, label in (("paper_average", "average as in the paper"), ("leaderboard_score", "leaderboard score")):
+        if result[name]["missing"]:
+            notes.append(f"No {label}: missing {', '.join(result[name]['missing'])}.")
+    if result["absent"]:
+        notes.append(f"Skipped, because files are missing (glue.json lists them): {', '.join(result['absent'])}.")
+    if any(outcome.get("seconds", 0.0) is None for outcome in result["tasks"].values()):
+        notes.append("Minutes are unknown (–) where a trial was interrupted.")
+    for name, outcome in result["tasks"].items():
+        if outcome["status"] == "failed":
+            notes.append(f"{name} failed: {outcome['error']}")
+        for seed, reason in outcome.get("restarts", {}).get("degenerate", {}).items():
+            notes.append(f"{name}: seed {seed} is degenerate: {reason}")
+        if outcome.get("num_failed"):
+            notes.append(
+                f"{name}: {outcome['num_failed']} of {outcome['num_trials']} trials failed; see its results.md"
+            )
+    return list(map(printable, notes))
+
+
+def glue_report(result: dict[str, Any]) -> str:
+    """Return the table, its notes and the command that repeats each task's best trial, as Markdown."""
+    notes = "\n".join(f"- {note}" for note in notes_of(result))
+    commands = [f"{outcome['command']}  # {name}" for name, outcome in result["tasks"].items() if "command" in outcome]
+    title = "## Commands that repeat the best trial of each task"
+    again = f"\n\n{title}\n\n```sh\n" + "\n".join(commands) + "\n```" if commands else ""
+    return f"# GLUE, dev\n\n{markdown_of(*glue_rows(result))}\n\n{notes}{again}\n"
+
+
+def _task_rows(folder: str, outcome: dict[str, Any]) -> list[list[str]]:
+    """Return one row per column of a task; the first row also describes the search."""
+    rows = []
+    for column, scores in outcome["columns"].items():
+        metrics = " / ".join(OFFICIAL_METRICS[column])
+        values = " / ".join(f"{100 * scores[name]:.2f}" for name in OFFICIAL_METRICS[column])
+        rows.append([column, metrics, values, "the same model", "", "", "", ""])
+    if outcome["status"] == "majority":
+        rows[0][3:5] = ["no model", f"always {outcome['label']}"]
+        return rows
+    rows[0][3:] = [
+        restarts_text(outcome["restarts"], scale=100.0, digits=2),
+        settings_text(outcome["settings"]),
+        str(outcome["num_trials"]),
+        degenerate_text(outcome["restarts"]),
+        "–" if outcome["seconds"] is None else f"{outcome['seconds'] / 60:.1f}",
+    ]
+    if folder == "MNLI" and "MNLI-mm" not in outcome["columns"]:
+        rows.append(["MNLI-mm", "accuracy", "–", "file missing", "", "", "", ""])
+    return rows
+
+
+def _average(score: dict[str, Any]) -> str:
+    return "–" if score["value"] is None else f"{100 * score['value']:.1f}"

@@ -21,7 +21,7 @@ from maskloom.inference.model_folder import (
 )
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.heads import MaskedLMHead
-from maskloom.runs.model_writing import write_model_folder
+from maskloom.runs.model_writing import check_new_folder, write_model_folder
 from maskloom.system.worker_processes import ONE_PROCESS, Work
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
@@ -48,11 +48,12 @@ def extend_vocabulary(
 
     `choose_pieces` chooses at most `num_pieces`, each of which occurs at least `min_frequency` times. Old pieces keep
     their ids; the embedding and the masked-LM bias of a new piece start as the means over the old pieces into which it
-    was split. `out` appears whole or not at all; an earlier result there is replaced. Raises ConfigError for impossible
-    settings and an `out` that holds something else, DataError for a damaged model or bad text.
+    was split. `out` appears whole or not at all. Raises ConfigError for impossible settings and an `out` that holds
+    something, DataError for a damaged model or bad text.
     """
     folder = resolve_model_folder(model)
-    _check_out(folder, out, paths)
+    refuse_output_inside(paths, out)
+    check_new_folder(out)
     tokenizer, reading = load_tokenizer(folder), ReadingReport()
     if not isinstance(tokenizer, WordPieceTokenizer):
         raise ConfigError(f"{folder}: vocab extend needs a WordPiece vocabulary (vocab.txt); this one is another kind")
@@ -86,16 +87,6 @@ def extend_vocabulary(
     rows = [{"id": place, **asdict(piece)} for place, piece in enumerate(pieces, start=len(old))]
     _write_model(loaded, folder, extended, out, {**report, "pieces": rows})
     return {"folder": str(out), **report, "pieces": [piece.token for piece in pieces]}
-
-
-def _check_out(folder: Path, out: Path, paths: Sequence[str | Path]) -> None:
-    refuse_output_inside(paths, out)
-    if out.exists() and out.resolve() == folder.resolve():
-        raise ConfigError(f"{out} is the model to extend; choose another --out")
-    if out.is_file():
-        raise ConfigError(f"{out} is a file; --out must be a folder")
-    if out.is_dir() and any(out.iterdir()) and not (out / REPORT).exists():
-        raise ConfigError(f"{out} contains files that vocab extend did not write; choose another --out")
 
 
 @torch.no_grad()

@@ -46,7 +46,5 @@ def take_word_vectors(model: EncoderWithHeads, section: ModelSection, tokenizer:
         table[[*rows]] = torch.from_numpy(vectors.matrix[[*rows.values()]]).to(table)
     if section.freeze_word_vectors:
         table.requires_grad_(False)
-    source = f"{section.word_vectors}{' and stay fixed' if section.freeze_word_vectors else ''}"
-    others = f"the other {len(vocabulary) - len(rows):,} are random"
     counted = f"{len(rows):,} of the vocabulary's {amount(len(vocabulary), 'token')}"
-    return [f"embeddings of {counted} come from {source}; {others}"]
+    return [f"embeddings of {counted} come from {section.word_vectors}"]

@@ -38,8 +38,6 @@ _SUFFIXES: dict[Form, str] = {"binary": ".bin", "text": ".txt"}
 _SECONDS_BETWEEN_SAVES = 600.0
 # Sentences end only where a document ends; one line may be a whole text, as in text8.
 _LONGEST_DOCUMENT = 1 << 22
-MOST_NEIGHBOURS = 50
-"""The maximum number of neighbours of each word that a plot draws."""
 
 
 @alone_in_folder()
@@ -282,31 +280,25 @@ def evaluate_words(
     return dict(zip(names, scores, strict=True))
 
 
-def plot_words(place: str | Path, words: Sequence[str], out: Path, number: int = 0) -> dict[str, Any]:
-    """Write an .html page that plots words and `number` neighbours of each on their two principal components.
+def plot_words(place: str | Path, words: Sequence[str], out: Path) -> dict[str, Any]:
+    """Write an .html page that plots words on their two principal components.
 
-    Raises ConfigError for more than `MOST_NEIGHBOURS` or another kind of file, and DataError that names unknown words.
+    Raises ConfigError for another kind of file, and DataError that names unknown words.
     """
-    if not 0 <= number <= MOST_NEIGHBOURS:
-        raise ConfigError(f"--neighbours {number}: 0 to {MOST_NEIGHBOURS} per word can be drawn")
     check_page(out, "--out")
-    vectors = open_vectors(place)
-    vectors.rows_of(words)
-    groups = {word: [near for near, _ in vectors.neighbours(word, number)] for word in words}
-    styles = {word: place for place, word in enumerate(groups)}  # words come first, so that their labels find room
-    styles |= {near: place for place, group in enumerate(groups.values()) for near in group if near not in styles}
-    if len(styles) < 2:
-        raise ConfigError("a plot needs at least two words; give more words or --neighbours")
-    flat = vectors.plane([*styles])
+    vectors, shown = open_vectors(place), [*dict.fromkeys(words)]
+    vectors.rows_of(shown)
+    if len(shown) < 2:
+        raise ConfigError("a plot needs at least two words")
     dots = [
-        (visible(word), float(x), float(y), f"c{style % 6}")
-        for (word, style), (x, y) in zip(styles.items(), flat, strict=True)
+        (visible(word), float(x), float(y), f"c{number % 6}")
+        for number, (word, (x, y)) in enumerate(zip(shown, vectors.plane(shown), strict=True))
     ]
     content = {
         "title": f"Word vectors: {visible(Path(place).name)}",
         "chart": scatter_chart(dots, name="words on two principal components"),
         "about": f"{amount(len(vectors.words), 'word')}, vectors of {amount(vectors.matrix.shape[1], 'number')}",
-        "tables": [(visible(word), vectors.neighbours(word)) for word in words],
+        "tables": [(visible(word), vectors.neighbours(word)) for word in shown],
     }
     write_html(out, "runs/words.html", content)
-    return {"words": len(styles), "written_to": str(out)}
+    return {"words": len(shown), "written_to": str(out)}

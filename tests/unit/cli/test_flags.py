@@ -17,7 +17,7 @@ from maskloom.data.corpus.lint import Finding
 from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.recipe_files import recipe_keys
 from maskloom.runs.recipes import FLAG_KEYS, check_flags, recipe_of_run, run_to_resume
-from maskloom.runs.search_table import notes_of
+from maskloom.runs.task_summaries import notes_of
 from maskloom.text.vocabulary_training import VocabularySettings
 
 

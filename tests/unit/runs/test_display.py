@@ -3,7 +3,7 @@ import json
 import pytest
 
 from maskloom.runs import display
-from maskloom.runs.display import LineProgress, lines_of, printable, printable_json, screen_of
+from maskloom.runs.display import LineProgress, in_words, lines_of, printable, printable_json, screen_of
 
 
 def test_lines_are_aligned_and_nested() -> None:
@@ -63,7 +63,7 @@ def test_a_screen_holds_any_result() -> None:
     assert lines[-1] == "(--json shows all of it)"
 
 
-def test_plain_lines_come_at_most_once_a_minute(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_plain_lines_come_after_some_seconds_and_then_once_a_minute(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     clock = [1000.0]
     monkeypatch.setattr(display.time, "monotonic", lambda: clock[0])
     shown = LineProgress()
@@ -74,11 +74,38 @@ def test_plain_lines_come_at_most_once_a_minute(monkeypatch: pytest.MonkeyPatch,
     shown.end()
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == r"embedding \x1b[2J"
-    assert lines[1:] == [rf"embedding \x1b[2J: {done}/600  loss 0.5" for done in range(60, 601, 60)]
+    assert lines[1:3] == [
+        r"embedding \x1b[2J: 6/600, 10 minutes left  loss 0.5",
+        r"embedding \x1b[2J: 66/600, 9 minutes left  loss 0.5",
+    ]
+    assert lines[-1] == r"embedding \x1b[2J: 546/600, 54 seconds left  loss 0.5"
+    assert len(lines) == 11
     shown.begin("short", 5)
-    clock[0] += 30.0
+    shown.advance(1)
+    clock[0] += 4.0
     shown.advance(5)
     assert capsys.readouterr().err == "short\n"
     shown.begin("resumed", 9, 4)
     shown.begin("by the clock", 0, 4)
     assert capsys.readouterr().err == "resumed: continuing at 4 of 9\nby the clock: continuing at 4\n"
+
+
+def test_the_time_left_counts_neither_the_first_step_nor_those_of_an_earlier_process(monkeypatch, capsys) -> None:
+    clock = [10.0]
+    monkeypatch.setattr(display.time, "monotonic", lambda: clock[0])
+    shown = LineProgress()
+    shown.begin("phase-1", 1000, 100)
+    for step, seconds in ((101, 9.0), (102, 2.0), (103, 2.0), (104, 2.0)):
+        clock[0] += seconds
+        shown.advance(step)
+    assert capsys.readouterr().err.splitlines()[1:] == ["phase-1: 104/1000, 30 minutes left"]
+    shown.begin("rewound", 9)
+    for step in (5, 3):
+        clock[0] += 60.0
+        shown.advance(step)
+    assert capsys.readouterr().err.splitlines()[1:] == ["rewound: 3/9"]
+
+
+def test_times_are_said_in_words() -> None:
+    said = [in_words(seconds) for seconds in (0.2, 1.2, 89.0, 90.0, 5400.0)]
+    assert said == ["0 seconds", "1 second", "89 seconds", "2 minutes", "1.5 hours"]

@@ -31,15 +31,15 @@ def rows(path: Path, num_good: int, last: str = "") -> Path:
     return path
 
 
-def test_a_file_is_looked_at_as_far_as_time_permits(model: Path, tmp_path: Path, monkeypatch) -> None:
+def test_the_first_rows_of_a_file_are_looked_at(model: Path, tmp_path: Path, monkeypatch) -> None:
     late, early = rows(tmp_path / "late.csv", 20_000, "a\n"), rows(tmp_path / "early.csv", 900, "a\n")
     reading = ReadingOptions()
-    monkeypatch.setattr(first_look, "_SECONDS", 600.0)
+    monkeypatch.setattr(first_look, "_ROWS", 100_000)
     with pytest.raises(DataError, match=r"late\.csv: line 20002: wrong number of fields"):
         look_at_training_data(model, [late], reading, FinetuneRecipe())
     with pytest.raises(DataError, match=r"late\.csv: line 20002"):
         look_at_input([model], late, reading, needs_label=True)
-    monkeypatch.setattr(first_look, "_SECONDS", 0.0)
+    monkeypatch.setattr(first_look, "_ROWS", 1000)
     look_at_training_data(model, [late], reading, FinetuneRecipe())
     look_at_input([model], late, reading, needs_label=True)
     with pytest.raises(DataError, match=r"early\.csv: line 902"):
@@ -47,7 +47,7 @@ def test_a_file_is_looked_at_as_far_as_time_permits(model: Path, tmp_path: Path,
 
 
 def test_the_form_of_all_tags_is_looked_at_before_torch_is_imported(model: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(first_look, "_SECONDS", 600.0)
+    monkeypatch.setattr(first_look, "_ROWS", 100_000)
     train = tmp_path / "train.txt"
     train.write_text("Anna B-PER\nsees O\n\n" * 20_000 + "Bob X-PER\n", encoding="utf-8")
     reading = ReadingOptions()
@@ -137,7 +137,7 @@ def test_labels_are_looked_at_where_both_files_are_read_whole(
         look_at_training_data(model, files, ReadingOptions(), FinetuneRecipe())
     rest = "".join(f"text {number},x\n" for number in range(2000))
     files[0].write_text(f"text,label\n{train}{rest}")  # the rest is unread, so nothing is reported
-    monkeypatch.setattr(first_look, "_SECONDS", 0.0)
+    monkeypatch.setattr(first_look, "_ROWS", 1000)
     look_at_training_data(model, files, ReadingOptions(), FinetuneRecipe())
 
 

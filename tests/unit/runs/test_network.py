@@ -6,7 +6,7 @@ from tests.unit.inference.generators import READERS, SIZES, WRITERS
 
 from maskloom.models.assembled import build_model
 from maskloom.models.transformer_config import TransformerConfig
-from maskloom.runs.report.network import blocks
+from maskloom.runs.report.generation import blocks
 
 
 def test_the_base_model_of_the_transformer_has_the_blocks_and_sizes_of_the_paper():

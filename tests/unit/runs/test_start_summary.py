@@ -1,7 +1,5 @@
-"""What a run reports before it starts, and its estimate of the time."""
+"""What a run reports before it starts."""
 
-from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
@@ -10,27 +8,19 @@ from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.data.loader import Account
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
-from maskloom.runs import start_summary
-from maskloom.runs.display import Progress
 from maskloom.runs.pretraining_plan import phase_plans
-from maskloom.runs.start_summary import default_lines, finetuning_lines, model_line, phase_lines, step_display
-from maskloom.sections import MOST_STEPS
+from maskloom.runs.start_summary import default_lines, finetuning_lines, model_line, phase_lines
 from maskloom.tasks.encoding import EncodedData
-from maskloom.training.settings import TrainingSection
-from maskloom.training.state import StepReport
 
 _CONFIG = BertConfig(vocab_size=70, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
 
 
-def test_the_size_that_nobody_chose_is_said_to_be_the_default():
+def test_a_model_tells_its_parameters_and_sizes():
     model = build_model(_CONFIG, seed=0)
-    chosen = load_recipe(PretrainRecipe, None, ["model.size=tiny", "model.config.hidden_size=8"])
-    assert model_line(model, PretrainRecipe(), is_new=True).startswith("model: mini (the default, see --size): ")
-    assert model_line(model, chosen, is_new=True).startswith("model: tiny, changed: ")
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    assert model_line(model, FinetuneRecipe()) == (
-        f"model: {parameters:,} parameters, 2 layers of 8, a vocabulary of 70"
-    )
+    expected = f"{parameters:,} parameters, 2 layers of 8, a vocabulary of 70"
+    assert model_line(model) == f"model: {expected}"
+    assert model_line(model, "tiny") == f"model: tiny: {expected}"
 
 
 def test_a_phase_tells_its_steps_tokens_and_epochs_and_what_a_cap_cuts_off():
@@ -52,11 +42,13 @@ def test_finetuning_tells_the_epochs_over_what_batches_hold():
     recipe = load_recipe(FinetuneRecipe, None, ["restarts=3", "task=span", "data.max_length=64"])
     settings = recipe.training.with_steps(3200)
     assert finetuning_lines(recipe, settings, cast(EncodedData, _Windows()))[0] == (
-        "task: span; 300 steps of 32 windows, about 320 tokens: 1.5 epochs of 6,400 windows up to 64 tokens, 3 seeds"
+        "task: span; 300 steps of 32 windows up to 64 tokens, about 320 tokens per step; 96,000 tokens, 1.5 epochs of "
+        "6,400 windows, 3 seeds"
     )
     once = load_recipe(FinetuneRecipe, None, ["task=span", "training.epochs=1.0"])
     one = finetuning_lines(once, once.training.with_steps(6400), cast(EncodedData, _Windows()))[0]
-    assert "; 200 steps of 32 windows, about 320 tokens: 1 epoch of 6,400 windows" in one
+    assert one.startswith("task: span; 200 steps of 32 windows up to ")
+    assert one.endswith("tokens, 1 epoch of 6,400 windows")
 
 
 def test_the_clock_leaves_steps_and_epochs_aside():
@@ -64,7 +56,9 @@ def test_the_clock_leaves_steps_and_epochs_aside():
     recipe = load_recipe(FinetuneRecipe, None, changes)
     lines = finetuning_lines(recipe, recipe.training.with_steps(3200), cast(EncodedData, _Windows()))
     assert lines[0] == "training.epochs = 4.0: ignored, training.minutes is set"
-    assert lines[1].startswith("task: single; 30 minutes, in steps of 16 windows, about 160 tokens: epochs of 6,400 ")
+    assert lines[1].startswith(
+        "task: single; 30 minutes, in steps of 16 windows up to 128 tokens, about 160 tokens per step; epochs of "
+    )
     expected = "training.learning_rate = 5e-05, data.max_length = 128"
     assert default_lines(recipe) == [f"by default: task = single, {expected}"]
     named = load_recipe(FinetuneRecipe, None, [*changes, "task=single"])
@@ -74,7 +68,10 @@ def test_the_clock_leaves_steps_and_epochs_aside():
 def test_steps_leave_epochs_aside():
     recipe = load_recipe(FinetuneRecipe, None, ["training.epochs=9.0", "training.steps=2"])
     lines = finetuning_lines(recipe, recipe.training.with_steps(3200), cast(EncodedData, _Windows()))
-    assert lines[0] == "training.epochs = 9: ignored, training.steps is set"
+    assert lines[0] == "training.epochs = 9.0: ignored, training.steps is set"
+    timed = load_recipe(FinetuneRecipe, None, ["training.epochs=9.0", "training.steps=2", "training.minutes=1.0"])
+    lines = finetuning_lines(timed, timed.training.with_steps(3200), cast(EncodedData, _Windows()))
+    assert lines[:2] == [f"training.{said}: ignored, training.minutes is set" for said in ("steps = 2", "epochs = 9.0")]
 
 
 class _Windows:
@@ -100,42 +97,3 @@ def test_defaults_that_were_taken_are_named_and_given_ones_are_not():
         "task=pair",
     )
     assert default_lines(load_recipe(FinetuneRecipe, None, [*keys])) == []
-
-
-def said_after(steps: Sequence[int], settings: TrainingSection, num_units: int | None = None) -> list[str]:
-    progress, said, shown = Progress(), list[str](), list[int]()
-    progress.say = said.append
-    progress.advance = lambda done, **_: shown.append(done)
-    show = step_display(progress, settings, lambda report: {}, num_units)
-    for step in steps:
-        show(cast(StepReport, SimpleNamespace(step=step)))
-    assert shown == list(steps)
-    return said
-
-
-def test_the_time_left_is_said_once_after_the_first_seconds(monkeypatch):
-    clock = iter([10.0, 11.0, 14.0, 16.0, 18.0])
-    monkeypatch.setattr(start_summary, "time", SimpleNamespace(monotonic=lambda: next(clock)))  # not other threads'
-    settings = TrainingSection(steps=1000)
-    said = said_after((101, 102, 103, 104, 105, 106, 107), settings)
-    assert said == ["step 104: 0.5 steps per second, about 30 minutes for the 896 left"]
-
-
-def test_steps_that_are_repeated_after_a_rewind_count(monkeypatch):
-    clock = iter([10.0, 11.0, 14.0, 16.0, 18.0])
-    monkeypatch.setattr(start_summary, "time", SimpleNamespace(monotonic=lambda: next(clock)))  # not other threads'
-    said = said_after((101, 102, 101, 102, 103), TrainingSection(steps=1000))
-    assert said == ["step 102: 0.5 steps per second, about 30 minutes for the 898 left"]
-
-
-def test_where_the_clock_decides_the_steps_and_epochs_are_said_after_the_first_seconds(monkeypatch):
-    clock = iter([10.0, 11.0, 14.0, 16.0])
-    monkeypatch.setattr(start_summary, "time", SimpleNamespace(monotonic=lambda: next(clock)))  # not other threads'
-    settings = TrainingSection(steps=MOST_STEPS, minutes=4.0, batch_size=10)
-    said = said_after((1, 2, 3, 4), settings, num_units=800)
-    assert said == ["step 4: 0.5 steps per second, about 120 steps in 4 minutes, 1.5 epochs"]
-
-
-def test_times_are_said_in_words():
-    said = [start_summary.in_words(seconds) for seconds in (0.2, 1.2, 89.0, 90.0, 5400.0)]
-    assert said == ["0 seconds", "1 second", "89 seconds", "2 minutes", "1.5 hours"]

@@ -1,4 +1,4 @@
-from maskloom.runs.task_summaries import evaluation_lines, finetuning_lines, written_lines
+from maskloom.runs.task_summaries import evaluation_lines, finetuning_lines, notes_of, search_rows
 
 ACCOUNT = {
     "path": "train.csv", "num_rows": 1_200, "num_kept": 1_199, "dropped": {"empty text": 1},
@@ -28,10 +28,9 @@ def finetuned(**restarts):
 def test_fine_tuning_in_lines():
     text = "\n".join(finetuning_lines(finetuned()))
     for part in (
-        "seed 1, epoch 1.0 (step 10): the best on dev by accuracy; after its last epoch it had 0.7500",
-        "accuracy       0.8000  (constant answer: 0.6000)",
-        "0.7000 on average, standard deviation 0.1414: 0.6000 (seed 0), 0.8000 (seed 1)",
-        "0.8000 on average without degenerate ones",
+        "seed 1, epoch 1.0 (step 10): the best on dev by accuracy; after its last epoch it had 0.75",
+        "accuracy       0.8  (constant answer: 0.6)",
+        "restarts       0.7000 ± 0.1414, median 0.7000 (2 runs)",
         "degenerate     seed 0: every prediction is the same class",
         "no 1.5, yes 0.75",
         "1,199 of 1,200 rows of train.csv; 1 dropped: empty text (first at line 7); 3 truncated to 32 tokens",
@@ -60,7 +59,7 @@ def test_evaluation_in_lines():
         "num_examples": 1_199, "data": ACCOUNT,
     }  # fmt: skip
     lines = evaluation_lines(result)
-    assert lines[:3] == ["f1          0.5000", "loss        0.2500", "degenerate  every prediction is the same class"]
+    assert lines[:3] == ["f1          0.5", "loss        0.25", "degenerate  every prediction is the same class"]
 
 
 def test_cut_targets_are_told():
@@ -76,12 +75,11 @@ def test_cut_targets_are_told():
 def test_official_scores_of_answers_are_marked_as_percent():
     answers = {"f1": 81.25, "exact_match": 72.5, "loss": 0.25}
     lines = evaluation_lines({**answers, "metric": "f1", "reference": None, "degenerate": None, "data": ACCOUNT})
-    assert lines[:3] == ["f1           81.25 %", "exact match  72.50 %", "loss         0.2500"]
+    assert lines[:3] == ["f1           81.25 %", "exact match  72.5 %", "loss         0.25"]
     run = finetuned(scores={"0": 80.0, "1": 81.25}, mean=80.625, standard_deviation=0.884, degenerate={})
     run["best"]["scores"], run["last"]["scores"] = answers, {**answers, "f1": 80.5}
     text = "\n".join(finetuning_lines({**run, "task": "span", "metric": "f1"}))
-    assert "after its last epoch it had 80.50 %" in text
-    assert "f1 80.62 % on average, standard deviation 0.88 %: 80.00 % (seed 0), 81.25 % (seed 1)" in text
+    assert "after its last epoch it had 80.5 %" in text
 
 
 def test_several_labels_have_fractions_and_unanswerable_questions_percent():
@@ -90,15 +88,10 @@ def test_several_labels_have_fractions_and_unanswerable_questions_percent():
         return [" ".join(line.split()) for line in evaluation_lines(result)]
 
     labels = lines("exact_match", 0.2, exact_match=0.25, f1_micro=0.5, f1_macro=0.125)
-    assert labels[:3] == ["exact match 0.2500 (constant answer: 0.2000)", "f1 micro 0.5000", "f1 macro 0.1250"]
+    assert labels[:3] == ["exact match 0.25 (constant answer: 0.2)", "f1 micro 0.5", "f1 macro 0.125"]
     answers = lines("f1", 50.0, exact_match=48.0, f1=51.5, NoAns_exact=60.0, best_exact=52.0, best_exact_thresh=-1.5)
-    assert answers[0] == "f1 51.50 % (constant answer: 50.00 %)"
-    assert answers[1:5] == [
-        "exact match 48.00 %",
-        "NoAns exact 60.00 %",
-        "best exact 52.00 %",
-        "best exact thresh -1.5000",
-    ]
+    assert answers[:2] == ["f1 51.5 % (constant answer: 50 %)", "exact match 48 %"]
+    assert answers[2:5] == ["NoAns exact 60 %", "best exact 52 %", "best exact thresh -1.5"]
 
 
 def test_what_could_not_be_tuned_is_told():
@@ -106,20 +99,24 @@ def test_what_could_not_be_tuned_is_told():
     assert any(line.split() == ["note", "too", "few"] for line in finetuning_lines({**finetuned(), "tuned": tuned}))
 
 
-def test_files_in_lines():
-    counts = {"output": "o.npy", "num_truncated_examples": 3, "max_length": 32, "data": {**ACCOUNT, "dropped": {}}}
-    vectors = {"num_vectors": 1_199, "hidden_size": 384, "pooling": "mean", "normalized": True}
-    assert written_lines({**counts, **vectors}) == [
-        "written  o.npy: 1,199 vectors of 384 numbers (mean, length 1)",
-        "read     1,199 of 1,200 rows of train.csv; 3 truncated to 32 tokens",
-    ]
-    assert (
-        written_lines({**counts, "num_predictions": 5})[0] == "written  o.npy: 5 predictions, in the order of the input"
-    )
-    noted = {**counts, **vectors, "data": {**counts["data"], "notes": ["cut as training was not"]}}
-    assert written_lines(noted)[1].endswith("; cut as training was not")
-
-
 def test_the_command_to_try_can_be_copied():
     lines = finetuning_lines({**finetuned(), "model": "my run/model"})
     assert any("predict --model 'my run/model' --input" in line for line in lines)
+
+
+def test_an_error_without_spaces_keeps_its_start_in_the_table():
+    """Regression: of an error whose first word is long, such as a path, only [...] was left."""
+    failed = {"name": "trial-001", "settings": {}, "status": "failed", "error": f"/{'x' * 200}: damaged"}
+    _, ((_, _, told, *_),) = search_rows({"trials": [failed], "metric": "accuracy"})
+    assert told == f"failed: /{'x' * 98}…"
+
+
+def test_what_to_know_of_glue_names_degenerate_seeds_failed_trials_and_unknown_minutes():
+    degenerate, average = {"4": "every prediction is the same class"}, {"value": 0.8, "missing": []}
+    rte = {"status": "done", "seconds": None, "num_failed": 1, "num_trials": 3, "restarts": {"degenerate": degenerate}}
+    averages = {"paper_average": average, "leaderboard_score": average}
+    assert notes_of({"tasks": {"rte": rte}, "absent": {}, **averages})[1:] == [
+        "Minutes are unknown (–) where a trial was interrupted.",
+        "rte: seed 4 is degenerate: every prediction is the same class",
+        "rte: 1 of 3 trials failed; see its results.md",
+    ]

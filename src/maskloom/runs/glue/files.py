@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from maskloom.errors import ConfigError, DataError, amount
+from maskloom.errors import ConfigError, DataError
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.tables import read_rows
 
@@ -16,6 +16,7 @@ _MATCHED = frozenset({"fiction", "government", "slate", "telephone", "travel"})
 _MISMATCHED = frozenset({"facetoface", "letters", "nineeleven", "oup", "verbatim"})
 _MNLI_ENDS = {"MNLI-m": "_matched", "MNLI-mm": "_mismatched"}
 _DIAGNOSTIC_FOLDERS = ("MNLI", "AX", "diagnostic", ".")
+_SCORE = re.compile(r"[0-4](\.\d+)?|5(\.0+)?")
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,10 @@ class SubmissionFile:
     def labels(self) -> tuple[str, ...]:
         """The possible predictions; () for a score from 0 to 5."""
         return catalog_row(self.task).labels
+
+    def allows(self, answer: str) -> bool:
+        """Return whether an answer is one of the labels, or a score from 0 to 5."""
+        return answer in self.labels if self.labels else bool(_SCORE.fullmatch(answer))
 
 
 _FOLDERS = ("CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", "RTE", "WNLI")
@@ -165,52 +170,31 @@ def count_test_rows(path: Path) -> int:
 
 
 HEADER = "index\tprediction"
-_NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?")
 
 
-def problems_of(archive: zipfile.ZipFile, *, allow_partial: bool = False) -> list[str]:
-    """Return the problems of a submission, an open zip, at most one per rule and file; [] means that it is sound.
-
-    With `allow_partial` files may be missing; those present must still be complete.
-    """
+def problems_of(archive: zipfile.ZipFile) -> list[str]:
+    """Return the problems of a submission, an open zip, at most one per file; [] means that it is sound."""
     names, known = archive.namelist(), {file.name: file for file in SUBMISSION}
     problems = [f"{name}: not a submission file" for name in names if name not in known]
     problems += [f"{name}: occurs {names.count(name)} times in the zip" for name in known if names.count(name) > 1]
-    absent = sorted(known.keys() - set(names))
-    if absent and not allow_partial:
-        problems.append(f"missing: {', '.join(absent)} (--allow-partial accepts a zip without them)")
+    if absent := sorted(known.keys() - set(names)):
+        problems.append(f"missing: {', '.join(absent)}")
     for name, file in known.items():
-        if names.count(name) == 1:
-            problems += [f"{name}: {problem}" for problem in _file_problems(archive.read(name).decode(), file)]
+        if name in names and (problem := _problem_of(archive.read(name).decode(), file)):
+            problems.append(f"{name}: {problem}")
     return problems
 
 
-def _file_problems(text: str, file: SubmissionFile) -> list[str]:
-    """Return the problems of one file, naming only the first row for each kind."""
+def _problem_of(text: str, file: SubmissionFile) -> str | None:
+    """Return the first problem of one file, or None."""
     header, *lines = text.removesuffix("\n").split("\n")
-    found: dict[str, str] = {}
     if header != HEADER:
-        found["header"] = f"line 1: the header is {header[:60]!r:.80}, expected {HEADER!r:.80}"
+        return f"line 1: the header is {header!r:.80}, expected {HEADER!r}"
     for number, line in enumerate(lines):
-        for rule, problem in _row_problems(line, number, file):
-            found.setdefault(rule, f"line {number + 2}: {problem}")
+        index, _, answer = line.partition("\t")
+        if index != str(number) or not file.allows(answer):
+            answers = ", ".join(file.labels) or "a score from 0 to 5"
+            return f"line {number + 2}: {line!r:.80}, expected index {number} and a prediction: {answers}"
     if len(lines) != file.num_rows:
-        found["length"] = f"has {len(lines) + 1:,} lines including its header, expected {file.num_rows + 1:,}"
-    return list(found.values())
-
-
-def _row_problems(line: str, number: int, file: SubmissionFile) -> list[tuple[str, str]]:
-    fields = line.split("\t")
-    if len(fields) != 2:
-        return [("fields", f"{amount(len(fields), 'field')}, expected an index and a prediction separated by a tab")]
-    problems = []
-    if fields[0] != str(number):
-        problems.append(("index", f"the index is {fields[0][:20]!r:.80}, expected {number}"))
-    if labels := file.labels:
-        if fields[1] not in labels:
-            problems.append(("label", f"the prediction {fields[1][:40]!r:.80} is not one of {', '.join(labels)}"))
-    elif not _NUMBER.fullmatch(fields[1]):
-        problems.append(("label", f"the prediction {fields[1][:40]!r:.80} is not a number"))
-    elif not 0.0 <= float(fields[1]) <= 5.0:
-        problems.append(("range", f"the score {fields[1]} is not between 0 and 5"))
-    return problems
+        return f"has {len(lines) + 1:,} lines including its header, expected {file.num_rows + 1:,}"
+    return None

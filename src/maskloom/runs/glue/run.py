@@ -35,7 +35,7 @@ from maskloom.runs.reading_defaults import FileReading
 from maskloom.runs.run_folder import RECIPE, RESULTS, described, kind_of_run, prepare_run_folder
 from maskloom.runs.search import AllTrialsFailedError, Trials, search
 from maskloom.runs.search_space import Space, grid_settings, recipe_with, space_as_data, space_of_data
-from maskloom.runs.search_table import glue_report
+from maskloom.runs.task_summaries import glue_report
 from maskloom.system.files import is_stream, output_file, write_json, write_text
 from maskloom.system.folder_lock import alone_in_folder
 from maskloom.system.foreign_files import read_json_object
@@ -195,43 +195,35 @@ _WINDOW = 4096
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # fixed, so that the same answers give the same bytes
 
 
-def submit_glue(
-    run: Path, *, data: Path, out: Path, allow_partial: bool = False, progress: Progress = SILENT
-) -> dict[str, Any]:
+def submit_glue(run: Path, *, data: Path, out: Path, progress: Progress = SILENT) -> dict[str, Any]:
     """Answer the test files with the models of a GLUE run and write the zip; return what was answered.
 
     A row that cannot be read (QQP's short rows, an empty text) gets the most common answer of its file and is counted.
-    Raises DataError for missing files and files whose task has no model (with `allow_partial` they are left out and
-    named), and with all problems that the check finds in the zip; ConfigError for another suffix or a folder.
+    Raises DataError for missing files and files whose task has no model, and with all problems that the check finds in
+    the zip; ConfigError for another suffix or a folder.
     """
     if out.suffix.lower() != ".zip" and not is_stream(out):
         raise ConfigError(f"{out}: a submission must be a .zip file")
     check_place(data, out)
-    sources, absent = _sources(run, data)
-    if absent and not allow_partial:
-        listed = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
-        raise DataError(f"a submission has {len(SUBMISSION)} files; {listed} (--allow-partial leaves them out)")
-    if not sources:
-        raise DataError(f"{data}: there is nothing to answer: {'; '.join(absent.values())}")
-    num_rows = {}
+    sources, num_rows = _sources(run, data), {}
     for name, path in sources.items():
         if name.startswith("MNLI"):
             check_genres(path, matched=name == "MNLI-m")
         num_rows[name] = count_test_rows(path)
-    account: dict[str, Any] = {}
+    unreadable: dict[str, int] = {}
     held = io.BytesIO()  # a few megabytes, checked before anything is written
     with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in SUBMISSION:
-            if file.column in sources:
-                answers, account[file.name] = _answers(file, sources[file.column], num_rows[file.column], run, progress)
-                _put(archive, file.name, answers)
+            where = sources[file.column], num_rows[file.column]
+            answers, unreadable[file.column] = _answers(file, *where, run, progress)
+            _put(archive, file.name, answers)
     with zipfile.ZipFile(held) as archive:
-        problems = problems_of(archive, allow_partial=allow_partial)
+        problems = problems_of(archive)
     if problems:
         raise DataError(f"{out} was not written; the check found:\n" + "\n".join(problems))
     with output_file(out) as written:
         written.write(held.getvalue())
-    return {"output": str(out), "files": account, "absent": absent, "is_complete": not absent}
+    return {"output": str(out), "num_answers": num_rows, "num_unreadable": unreadable}
 
 
 def _put(archive: zipfile.ZipFile, name: str, answers: list[str]) -> None:
@@ -241,12 +233,12 @@ def _put(archive: zipfile.ZipFile, name: str, answers: list[str]) -> None:
     archive.writestr(entry, "\n".join(lines) + "\n")
 
 
-def _sources(run: Path, data: Path) -> tuple[dict[str, Path], dict[str, str]]:
-    """Return the unlabelled file of each column that can be answered, and why the others cannot be."""
+def _sources(run: Path, data: Path) -> dict[str, Path]:
+    """Return the unlabelled file of each column; raises DataError with all that cannot be answered."""
     if not run.is_dir():
         raise DataError(f"{run}: there is no such folder; expected the --out of a `maskloom glue run`")
     check_data(data)
-    sources, absent = {}, {}
+    sources, absent = {}, []
     for file in SUBMISSION:
         task = glue_task(file.task)
         if file.column == "AX":
@@ -256,22 +248,22 @@ def _sources(run: Path, data: Path) -> tuple[dict[str, Path], dict[str, str]]:
             path, looked_for = (path if path.is_file() else None), str(path)
         answers = run / task.folder / (MAJORITY if task.name == "wnli" else "model")
         if path is None:
-            absent[file.column] = f"{looked_for} does not exist"
+            absent.append(f"{file.column}: {looked_for} does not exist")
         elif not answers.exists():
-            absent[file.column] = f"{answers} does not exist; run the task {task.name} first"
+            absent.append(f"{file.column}: {answers} does not exist; run the task {task.name} first")
         else:
             sources[file.column] = path
-    return sources, absent
+    if absent:
+        raise DataError(f"a submission has {len(SUBMISSION)} files; {'; '.join(absent)}")
+    return sources
 
 
-def _answers(
-    file: SubmissionFile, path: Path, num_rows: int, run: Path, progress: Progress
-) -> tuple[list[str], dict[str, Any]]:
-    """Return one answer per row, in order, with the numbers of rows and of unreadable rows."""
+def _answers(file: SubmissionFile, path: Path, num_rows: int, run: Path, progress: Progress) -> tuple[list[str], int]:
+    """Return one answer per row, in order, and the number of unreadable rows."""
     folder = run / glue_task(file.task).folder
     if file.task == "wnli":
         label = str(read_json_object(folder / MAJORITY)["label"])
-        return [label] * num_rows, {"num_rows": num_rows, "num_unreadable": 0, "path": str(path)}
+        return [label] * num_rows, 0
     predictor = Predictor.load(folder)
     _check_labels(file, predictor, folder)
     row, report = catalog_row("ax" if file.column == "AX" else file.task), ReadingReport(path)
@@ -290,8 +282,7 @@ def _answers(
     if num_unreadable:
         lines = ", ".join(f"{reason} (first at line {line})" for reason, line in report.first_dropped_lines.items())
         progress.say(f"{path}: {amount(num_unreadable, 'unreadable row')} answered with {commonest}: {lines}")
-    filled = [commonest if answer is None else answer for answer in answers]
-    return filled, {"num_rows": num_rows, "num_unreadable": num_unreadable, "path": str(path)}
+    return [commonest if answer is None else answer for answer in answers], num_unreadable
 
 
 def _answer(file: SubmissionFile, prediction: Prediction) -> str:
@@ -305,14 +296,3 @@ def _check_labels(file: SubmissionFile, predictor: Predictor, folder: Path) -> N
     if predictor.task is None or set(names) != set(file.labels):
         labels = ", ".join(file.labels) or "none (a score)"
         raise DataError(f"{folder}: its labels are {', '.join(names) or 'none'}; {file.name} takes {labels}")
-
-
-def submission_lines(result: dict[str, Any]) -> list[str]:
-    """Return readable lines on what was answered, what was left out, and whether the zip is complete."""
-    lines = []
-    for name, file in result["files"].items():
-        unreadable = f", {file['num_unreadable']:,} of them could not be read" if file["num_unreadable"] else ""
-        lines.append(f"{name:<12}  {file['num_rows']:>7,} answers{unreadable}")
-    lines += [f"{name + '.tsv':<12}  left out: {reason}" for name, reason in result["absent"].items()]
-    state = "complete" if result["is_complete"] else "PARTIAL: the leaderboard does not accept it"
-    return [*lines, f"{result['output']}: checked, {state}"]

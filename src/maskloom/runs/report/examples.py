@@ -81,8 +81,6 @@ def _why_none(run: RunRecord, dev: Path) -> str:
         return "the run is not finished"
     if not (run.model_folder / "config.json").is_file():
         return "the run kept no model"
-    if not dev.name or not dev.exists():
-        return f"{dev} is no longer there"
     try:
         is_same = fingerprint(dev) == run.description["inputs"].get("dev")
     except DataError as error:

@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from maskloom.checkpoints.huggingface import format_of
 from maskloom.errors import ConfigError, DataError, amount
-from maskloom.generation.search import DecodingStep, Generation
+from maskloom.generation.search import DecodingStep
 from maskloom.inference.inspection import (
     CROSS,
     DECODER,
@@ -32,8 +32,8 @@ from maskloom.models.decoder import TiedDecoder
 from maskloom.runs.charts import Line, heat_map, line_chart, visible, write_html
 from maskloom.runs.first_look import check_page
 from maskloom.runs.reading_defaults import FileReading, reading_of_prompts, reading_of_texts
-from maskloom.runs.report.network import blocks
 from maskloom.runs.report.page import Chart
+from maskloom.runs.task_summaries import generation_line
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.tokenizer import Tokenizer
 
@@ -81,14 +81,14 @@ def generation_report(
     predictor.count_truncated(cut)
     found = [inspect(predictor, ids, settings, number) for number, ids in enumerate(read)]
     shown = [predictor.shown(one.found, one.settings) for one in found]
+    used = {name: value for name, value in vars(found[0].settings).items() if value is not None}
     about = _write(
         Path(page),
         predictor,
         found[0].maps,
-        [len(one.ids) for one in found],
         title=visible(model),
         facts=[
-            ("search" if found[0].settings.beam else "sampling", _how(found[0].settings)),
+            *((name.replace("_", " "), str(value)) for name, value in used.items()),
             *([("truncated", f"{amount(cut, 'source')} to {predictor.max_length} tokens")] if cut else []),
         ],
         num_left_out=num_left_out,
@@ -125,7 +125,6 @@ def attention_report(
         Path(page),
         predictor,
         maps[0],
-        [len(one.ids) for one in read],
         title=visible(model),
         num_left_out=num_left_out,
         texts=[[visible(part) for part in pair if part is not None] for pair in inputs],
@@ -141,10 +140,8 @@ def _first(source: FileReading) -> tuple[list[Any], int]:
     return rows, number - len(rows)
 
 
-def _write(
-    page: Path, predictor: Predictor, maps: Mapping[str, AttentionMap], lengths: Sequence[int], **more: Any
-) -> dict[str, Any]:
-    """Write a page about a model and texts of these lengths; `maps` are those of the first. Return a summary."""
+def _write(page: Path, predictor: Predictor, maps: Mapping[str, AttentionMap], **more: Any) -> dict[str, Any]:
+    """Write a page about a model and texts; `maps` are those of the first. Return a summary."""
     config, heads = predictor.model.config, predictor.model.heads
     decoder = [cast(TiedDecoder, heads[DECODER])] if DECODER in heads else []
     facts = [
@@ -154,33 +151,19 @@ def _write(
         ("heads", str(config.num_attention_heads)),
         *more.get("facts", []),
     ]
-    drawn = {"masks": _masks(predictor, maps, lengths), "positions": _positions(predictor)}
+    drawn = {"masks": _masks(predictor, maps), "positions": _positions(predictor)}
     content = {"map": None, **more, "facts": facts, **drawn, "network": blocks(predictor.model)}
     write_html(page, "runs/report/generation.html", content)
-    return {"page": str(page), "num_shown": len(lengths), "num_left_out": more["num_left_out"]}
-
-
-def _how(settings: Generation) -> str:
-    if settings.beam is None:
-        kept = f", top-k {settings.top_k}" if settings.top_k else ""
-        drawn = f"temperature {settings.temperature:g}{kept}, top-p {settings.top_p:g}, seed {settings.seed}"
-        return "the most likely token at each step" if settings.temperature == 0.0 else drawn
-    penalty = settings.length_penalty
-    rule = "the number of tokens" if penalty is None else f"((5 + tokens) / 6)^{penalty:g}"
-    texts = amount(settings.beam, "text")
-    return f"{texts} at each step; a score is the log-probability divided by {rule}, with the end"
+    return {"page": str(page), "num_shown": len(more["texts"]), "num_left_out": more["num_left_out"]}
 
 
 def _about(predictor: Predictor, text: str, one: Inspection, result: GeneratedText) -> dict[str, Any]:
     """Return what the page shows of a text."""
-    score = f", score {one.settings.score(one.found):.3f}" if one.settings.beam else ""
-    ended = "ended by the model" if one.found.finish == "end" else "stopped at the token limit"
     ends = sorted((text for step in one.steps for text in step.ended), key=one.settings.score, reverse=True)
     return {
         "source": visible(text),
         "text": visible(result["text"]),
-        "facts": f"{amount(result['num_tokens'], 'token')}, log-probability "
-        f"{result['log_probability']:.3f}{score}; {ended}",
+        "facts": f"{amount(result['num_tokens'], 'token')}, {generation_line({**result})}",
         "maps": [_map(predictor, kind, [attention]) for kind, attention in one.maps.items()],
         "steps": [_step(predictor, step) for step in one.steps[:_MOST]],
         "num_steps": len(one.steps),
@@ -247,32 +230,17 @@ def _step(predictor: Predictor, step: DecodingStep) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def _masks(predictor: Predictor, maps: Mapping[str, AttentionMap], lengths: Sequence[int]) -> list[Chart]:
-    """Return which tokens see which in the first text (non-zero attention), and the padding of a batch of all texts."""
+def _masks(predictor: Predictor, maps: Mapping[str, AttentionMap]) -> list[Chart]:
+    """Return which tokens see which in the first text: those with any attention."""
     charts = []
     for kind, attention in maps.items():
         rows, columns = _axes(predictor, kind, attention, _MASKED)
         sees = attention.probabilities.amax((0, 1)) > 0.0
-        title, words = _TITLES[kind].partition(":")[0], _in_words(sees)
-        words += f" Only {_MASKED} tokens are shown." if max(sees.shape) > _MASKED else ""
+        title = _TITLES[kind].partition(":")[0]
+        cut = f"Only {_MASKED} tokens are shown." if max(sees.shape) > _MASKED else ""
         svg = heat_map(sees[:_MASKED, :_MASKED].float().tolist(), name=title, rows=rows, columns=columns)
-        charts.append(Chart(title, svg, words))
-    width = min(max(lengths), _MOST)
-    svg = heat_map(
-        [[float(place < length) for place in range(width)] for length in lengths],
-        name="padding",
-        rows=[f"text {number} ({length})" for number, length in enumerate(lengths, start=1)],
-        columns=[str(place) for place in range(1, width + 1)],
-    )
-    note = "A cell is a token of the source or prompt. Empty cells are padding, which no token attends to."
-    return [*charts, Chart("Padding", svg, note)]
-
-
-def _in_words(sees: Tensor) -> str:
-    if bool(sees.all()):
-        return "Every row sees all columns."
-    is_causal = torch.equal(sees, torch.ones_like(sees).tril())
-    return "A token sees itself and those before it." if is_causal else "An empty cell is not seen."
+        charts.append(Chart(title, svg, cut))
+    return charts
 
 
 def _positions(predictor: Predictor) -> list[Chart]:
@@ -293,3 +261,40 @@ def _positions(predictor: Predictor) -> list[Chart]:
         note = "Added to the scores, by key position minus query position."
         charts.append(Chart(f"Biases by distance, {part}", svg, note))
     return charts
+
+
+class Block(NamedTuple):
+    """`number` identical modules in a row: the name and class of each, its parameter count, sizes and parts."""
+
+    number: int
+    name: str
+    kind: str
+    num_parameters: int
+    sizes: Sequence[str]
+    parts: Sequence[Block]
+
+
+def blocks(owner: nn.Module, name: str = "", seen: set[int] | None = None) -> list[Block]:
+    """Return the blocks of a module, in order; a parameter that several modules share counts where it first appears.
+
+    `name` is the name of a module list, which its modules take. Dropout and identity modules are left out.
+    """
+    seen, found = set() if seen is None else seen, list[Block]()
+    for own, module in owner.named_children():
+        if isinstance(module, nn.ModuleList | nn.ModuleDict):
+            found += blocks(module, own if isinstance(module, nn.ModuleList) else "", seen)
+        elif not isinstance(module, nn.Identity | nn.Dropout):
+            new = {key: one for key, one in module.named_parameters(recurse=False) if id(one) not in seen}
+            seen |= {id(one) for one in new.values()}
+            sizes = [
+                f"{key} {' × '.join(f'{size:,}' for size in one.shape)}{'' if key in new else ', shared'}"
+                for key, one in module.named_parameters(recurse=False)
+            ]
+            parts = blocks(module, seen=seen)
+            count = sum(one.numel() for one in new.values()) + sum(one.number * one.num_parameters for one in parts)
+            block = Block(1, name or own, type(module).__name__, count, sizes, parts)
+            if found and found[-1]._replace(number=1) == block:
+                block = found.pop()
+                block = block._replace(number=block.number + 1)
+            found.append(block)
+    return found

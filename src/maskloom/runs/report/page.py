@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from markupsafe import escape
-
 from maskloom.data.streams.sentence_pairs import PAIR_TASKS
 from maskloom.errors import ConfigError
 from maskloom.objectives.pretraining import PRETRAINING, Pretraining, row_of, unigram_of
-from maskloom.runs.charts import DotRow, Line, distinct_names, dot_chart, line_chart, visible, write_html
+from maskloom.runs.charts import Line, distinct_names, line_chart, visible, write_html
 from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.first_look import check_page
 from maskloom.runs.report.record import (
@@ -26,7 +24,7 @@ from maskloom.runs.report.record import (
     trouble_table,
     with_unit,
 )
-from maskloom.runs.search_table import glue_rows, notes_of, restarts_text, search_rows
+from maskloom.runs.task_summaries import glue_rows, notes_of, restarts_text, search_rows
 
 _MAX_RUNS = 12
 
@@ -37,18 +35,15 @@ def report(
     """Write one page about one run, or several side by side, and return its path and the kinds of the runs.
 
     Runs of training, of a search and of GLUE are shown, finished or not. At most `num_examples` dev examples of each
-    fine-tuned run are predicted again. If `out` is None the page is report.html, unless that exists and is about other
-    runs. Raises ConfigError for a folder that is not a run, DataError for a run whose files are damaged.
+    fine-tuned run are predicted again. If `out` is None the page is report.html in the first run's folder. Raises
+    ConfigError for a folder that is not a run, DataError for a run whose files are damaged.
     """
-    target = Path("report.html" if out is None else out)
     if not 1 <= len(runs) <= _MAX_RUNS:
         raise ConfigError(f"{len(runs)} runs: a report shows 1 to {_MAX_RUNS}")
+    target = Path(runs[0]) / "report.html" if out is None else Path(out)
     check_page(target, "--out")
     names = distinct_names((folder.name, folder.parent.name) for folder in (Path(run).resolve() for run in runs))
     records = [read_run(run, name) for run, name in zip(runs, names, strict=True)]
-    title = f"<title>{escape(', '.join(names))}: "
-    if out is None and target.exists() and title not in target.read_text(encoding="utf-8", errors="replace"):
-        raise ConfigError(f"{target} is not a page about these runs; name another page with --out")
     shown = {}
     for record in [inner for run in records for inner in run.trained]:
         if record.kind == "finetune" and num_examples and record.result is not None:
@@ -65,11 +60,10 @@ def report(
         "search_rows": search_rows,
         "glue_rows": glue_rows,
         "notes_of": notes_of,
-        "seeds": [_seeds(run.name, best) for run in done if (best := run.best) and len(best["restarts"]["scores"]) > 1],
         "scores": score_table(records),
-        "differences": differences(records),
+        "differences": differences(records) if len(records) > 1 else [],
         "names": names,
-        "accounts": _accounts(records),
+        "accounts": {record.name: data_account(record) for record in records},
         "surroundings": surroundings(records),
         "trouble": trouble_table(records),
         "examples": shown,
@@ -120,24 +114,6 @@ def _deciding(run: RunRecord, found: dict[str, float]) -> str | None:
     return None if run.best is None else run.best["metric"]
 
 
-def _accounts(runs: list[RunRecord]) -> dict[str, list[list[str]]]:
-    """Return what was read, by names of runs; runs that read the same share an entry."""
-    by_content: dict[str, tuple[list[str], list[list[str]]]] = {}
-    for run in runs:
-        if rows := data_account(run):
-            by_content.setdefault(repr(rows), ([], rows))[0].append(run.name)
-    return {", ".join(names): rows for names, rows in by_content.values()}
-
-
-def _seeds(name: str, best: dict[str, Any]) -> Chart:
-    """Draw the scores of all seeds, with the score of a constant answer or else the mean as a level."""
-    spread, reference = best["restarts"], best["best"]["reference"]
-    level = ("mean", spread["mean"]) if reference is None else ("constant answer", reference)
-    rows = [DotRow("best on dev", list(spread["scores"].values()), "c0")]
-    svg = dot_chart(rows, level=level, name="one dot per seed", as_percent=False)
-    return Chart(f"{name}: best on dev, one dot per seed", svg)
-
-
 NUM_COLOURS = 6
 _MAX_POINTS = 200
 Points = list[tuple[float, float]]
@@ -165,11 +141,9 @@ def charts_of(records: list[RunRecord]) -> dict[str, list[Chart]]:
 
 def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
     """Draw losses and accuracies in one chart for each kind of prediction, as those of others are not comparable."""
-    if not runs:
-        return []
+    charts: list[Chart | None] = []
     marks = phase_marks(runs[0].stages[""]) if len(runs) == 1 else []
     how = {"marks": marks, "as_percent": True}
-    losses, pairs, accuracies = list[Chart | None](), list[Chart | None](), list[Chart | None]()
     for part, row in {_predicted(run).part: _predicted(run) for run in runs}.items():
         chosen, (loss_name, targets) = [run for run in runs if _predicted(run).part == part], row.names
         loss = _chart(
@@ -182,14 +156,13 @@ def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
             marks=marks,
             note="Thin line: training; with dots: held out. Below the dashed line, the model uses context.",
         )
-        losses.append(loss)
         title = f"{targets} predicted correctly, held out"
-        accuracies.append(_chart(title, chosen, colours, None, f"{part}_accuracy", **how))
+        charts += [loss, _chart(title, chosen, colours, None, f"{part}_accuracy", **how)]
     for pair, task in PAIR_TASKS.items():
         levels = _level("majority", (scores(run).get(f"{pair}_majority_fraction") for run in runs))
         title = f"{_capital(task.name)} accuracy, held out"
-        pairs.append(_chart(title, runs, colours, None, f"{pair}_accuracy", levels=levels, **how))
-    return [chart for chart in (*losses, *pairs, *accuracies, *_optimisation(runs, colours)) if chart is not None]
+        charts.append(_chart(title, runs, colours, None, f"{pair}_accuracy", levels=levels, **how))
+    return [chart for chart in (*charts, *_optimisation(runs, colours)) if chart is not None]
 
 
 def _predicted(run: RunRecord) -> Pretraining:

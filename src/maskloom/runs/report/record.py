@@ -104,15 +104,6 @@ def in_one_count(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 Table = list[list[str]]
-_CORPUS = {
-    "num_documents": "documents",
-    "num_sentences": "sentences",
-    "num_tokens": "tokens",
-    "num_duplicate_documents": "duplicates left out",
-    "num_empty_documents": "empty documents left out",
-    "num_skipped_documents": "documents skipped",
-    "num_ignored_files": "files ignored",
-}
 
 
 def scores(run: RunRecord) -> dict[str, float]:
@@ -143,14 +134,7 @@ def score_table(runs: list[RunRecord]) -> Table:
 
 
 def differences(runs: list[RunRecord]) -> Table:
-    """Return the keys in which runs differ (recipe, inputs, reading); for one run, those changed from the defaults."""
-    if len(runs) == 1:
-        recipe, default = flat(runs[0].recipe), flat(_defaults(runs[0]))
-        return [
-            [key, _figure(value), _figure(default.get(key))]
-            for key, value in recipe.items()
-            if value != default.get(key) and value not in ({}, [])
-        ]
+    """Return the keys in which runs differ: of the recipe, the inputs and how they were read."""
     first, *others = flattened = [_settings(run) for run in runs]
     return [row for row in _beside(flattened) if any(run.get(row[0]) != first.get(row[0]) for run in others)]
 
@@ -213,13 +197,9 @@ def _beside(columns: list[dict[str, Any]]) -> Table:
     return [[key, *(_figure(values.get(key)) for values in columns)] for key in keys]
 
 
-def _defaults(run: RunRecord) -> dict[str, Any]:
-    kind = PretrainRecipe if run.kind == "pretrain" else FinetuneRecipe
-    return kind().model_dump(exclude_none=True)
-
-
 def _settings(run: RunRecord) -> dict[str, Any]:
     """Return everything that may distinguish one run from another, as flat keys."""
+    kind = PretrainRecipe if run.kind == "pretrain" else FinetuneRecipe
     inputs = run.description.get("inputs", {})
     paths = run.description.get("paths", {})
     read = {
@@ -228,7 +208,7 @@ def _settings(run: RunRecord) -> dict[str, Any]:
         if name not in ("reading", "space", "tasks")
     }
     reading = {f"read with: {key}": value for key, value in flat(inputs.get("reading") or {}).items()}
-    return {**flat(_defaults(run)), **flat(run.recipe), **read, **reading}
+    return {**flat(kind().model_dump(exclude_none=True)), **flat(run.recipe), **read, **reading}
 
 
 def _corpus_account(run: RunRecord) -> Table:
@@ -242,7 +222,8 @@ def _corpus_account(run: RunRecord) -> Table:
         return [*rows, ["account", "the corpus no longer exists, so what it skipped is unknown"]]
     if corpus.fingerprint != run.description["inputs"].get("corpus"):
         return [*rows, ["account", "the folder now contains another corpus, so what this one skipped is unknown"]]
-    return rows + [[text, _figure(corpus.manifest[name])] for name, text in _CORPUS.items() if name in corpus.manifest]
+    counts = {name: value for name, value in corpus.manifest.items() if name.startswith("num_")}
+    return rows + [[name[4:].replace("_", " "), _figure(value)] for name, value in counts.items()]
 
 
 def _speed(run: RunRecord) -> float | None:
@@ -256,8 +237,4 @@ def _minutes(run: RunRecord) -> float | None:
 
 
 def _figure(value: Any) -> str:
-    if value is None or value == "":
-        return "–"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return formatted(value) if isinstance(value, int | float) else visible(value)
+    return "–" if value is None or value == "" else visible(formatted(value))
