@@ -228,7 +228,9 @@ def test_the_command_prints_a_table_and_refuses_what_pretraining_refuses(run, co
     assert "no such folder" in run("plan", "--corpus", tmp_path / "absent", code=3)
     text = tmp_path / "my.txt"
     text.write_text("a text", encoding="utf-8")
-    assert f"corpus build {text} --out DIR` makes one from text" in run("plan", "--corpus", text, code=3)
+    assert f"{text}: no manifest.json, so it is not a corpus; `maskloom corpus build` makes one" in run(
+        "plan", "--corpus", text, code=3
+    )
     assert "training.minutes = 1 is also set" in run("plan", "--corpus", corpus, "--minutes", 1, "--steps", 5, code=3)
 
 

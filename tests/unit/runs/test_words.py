@@ -364,12 +364,6 @@ def test_the_page_needs_nothing_else(text: Path, tmp_path: Path) -> None:
             plot_words(tmp_path / "out", [first, second], tmp_path / name)
 
 
-def test_the_flags_of_the_command_have_the_recipe_s_defaults() -> None:
-    from maskloom.cli.words import _KEYS
-
-    assert WordsRecipe().model_dump(exclude={"kind"}) == {name: default for name, (_, default, _) in _KEYS.items()}
-
-
 def test_the_commands_answer(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
