@@ -41,9 +41,9 @@ def report(
     if not 1 <= len(runs) <= _MAX_RUNS:
         raise ConfigError(f"{len(runs)} runs: a report shows 1 to {_MAX_RUNS}")
     target = Path(runs[0]) / "report.html" if out is None else Path(out)
-    check_page(target, "--out")
     names = distinct_names((folder.name, folder.parent.name) for folder in (Path(run).resolve() for run in runs))
     records = [read_run(run, name) for run, name in zip(runs, names, strict=True)]
+    check_page(target, "--out")
     shown = {}
     for record in [inner for run in records for inner in run.trained]:
         if record.kind == "finetune" and num_examples and record.result is not None:
