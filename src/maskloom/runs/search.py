@@ -34,7 +34,7 @@ from maskloom.system.folder_lock import FolderLostError, alone_in_folder
 from maskloom.system.foreign_files import read_json_object
 from maskloom.training.checkpointing.checkpoints import drop_old_checkpoints
 from maskloom.training.events import check_log_targets
-from maskloom.training.faults.interruption import Interrupted
+from maskloom.training.faults.interruption import RAISED, Interrupted
 
 PLAN = "search.json"
 Method = Literal["grid", "optuna"]
@@ -213,7 +213,7 @@ def _run_trial(setup: _Search, trial: dict[str, Any]) -> dict[str, Any]:
     folder = setup.out / "trials" / trial["name"]
     if not (folder / RECIPE).exists():
         shutil.rmtree(folder, ignore_errors=True)  # killed before it began
-    started, was_begun = time.perf_counter(), folder.exists()
+    started, was_begun, num_stops = time.perf_counter(), folder.exists(), len(RAISED)
     record = {"number": trial["number"], "name": trial["name"], "settings": trial["settings"]}
     try:
         result = finetune(
@@ -230,6 +230,8 @@ def _run_trial(setup: _Search, trial: dict[str, Any]) -> dict[str, Any]:
     except (Interrupted, DataError, UsageError, OSError, FolderLostError):
         raise  # data, metric, disk and folder are the same for every trial
     except Exception as error:
+        if len(RAISED) > num_stops:  # the error of a library in place of Interrupted
+            raise
         if isinstance(error, ConfigError) and trial["number"] == 1:
             raise AllTrialsFailedError(str(error)) from error  # most likely, it is the same for every trial
         setup.progress.end()

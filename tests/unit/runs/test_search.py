@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 
 import pytest
 
@@ -310,6 +311,22 @@ def test_what_the_first_trial_refuses_ends_the_search_and_leaves_nothing(run, in
 def test_what_a_later_trial_refuses_is_its_failure(run):
     result = run(Finetuning(failing=[3e-5], error=ConfigError("too long")))
     assert [trial["name"] for trial in result["trials"]] == ["trial-003", "trial-001", "trial-002"]
+
+
+def test_an_error_that_replaced_a_stop_is_no_failure_of_the_trial(run, inputs, monkeypatch):
+    """Regression: a library that was creating a class replaced Interrupted, and the trial was recorded as failed."""
+    monkeypatch.setattr(search_run, "RAISED", raised := [signal.SIGTERM])  # one of an earlier run
+    finetuning = Finetuning(failing=[3e-5], error=RuntimeError("__set_name__ failed"))
+    assert run(Finetuning(failing=[3e-5], error=RuntimeError("a bug")), out=inputs["out"] / "a")["num_failed"] == 1
+
+    def stopped(recipe, **how):
+        if recipe.training.learning_rate == 3e-5:
+            raised.append(signal.SIGHUP)
+        return finetuning(recipe, **how)
+
+    with pytest.raises(RuntimeError, match="__set_name__ failed"):
+        run(stopped, out=inputs["out"] / "b")
+    assert not list((inputs["out"] / "b" / "trials").glob("*.failure.txt"))
 
 
 def test_without_a_grid_it_says_that_there_is_one_trial(run, inputs):
