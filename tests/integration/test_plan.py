@@ -188,8 +188,8 @@ def test_a_batch_beyond_memory_is_refused_before_anything_is_written(corpus, tmp
     free = [4 << 30]
     monkeypatch.setattr(pretraining, "available_memory", lambda: free[0])
 
-    def start(*changes):
-        pretrain(recipe("model.size=tiny", "training.steps=1", *changes), corpus=corpus, out=tmp_path / "run")
+    def start(*changes, **how):
+        pretrain(recipe("model.size=tiny", "training.steps=1", *changes), corpus=corpus, out=tmp_path / "run", **how)
 
     large = (
         r"phase-1: a batch of 1,000,000 sequences, about 2\d,\d{3},\d{3} tokens, takes about [\d,]+\.\d GiB of memory"
@@ -206,6 +206,8 @@ def test_a_batch_beyond_memory_is_refused_before_anything_is_written(corpus, tmp
     start("training.batch_size=4")  # it looks too large, but is not
     shutil.rmtree(tmp_path / "run")
     start("training.batch_size=400", "training.micro_batch_size=8")
+    free[0] = 1000
+    start("training.batch_size=400", "training.micro_batch_size=8", resume=True)  # whose recipe may not change
 
 
 def test_free_memory_is_that_of_the_device(monkeypatch):

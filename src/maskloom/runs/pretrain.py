@@ -38,7 +38,7 @@ from maskloom.runs.pretraining_plan import (
     phase_plans,
 )
 from maskloom.runs.resuming import changes_of, extended_recipe, extension_lines, verify_resuming
-from maskloom.runs.run_folder import METRICS, input_sums, prepare_run_folder, run_id
+from maskloom.runs.run_folder import METRICS, RECIPE, input_sums, prepare_run_folder, run_id
 from maskloom.runs.start_summary import default_lines, model_line, phase_lines, repeated_text_lines
 from maskloom.runs.task_summaries import describe_metrics
 from maskloom.runs.word_vectors import take_word_vectors
@@ -116,6 +116,8 @@ def _pretrain(
     for plan in plans:
         ranks.rows(plan.training)
     _check_start(recipe, opened, init, ranks)
+    for plan in () if (out / RECIPE).exists() else plans:  # a run that goes on has fitted, and must keep its recipe
+        _check_batch(recipe, plan, opened, init, ranks)
     ranks.barrier()  # all ranks read the recipe before the first one writes it
     paths, inputs = _read_by(recipe, opened, init)
     if ranks.is_first:
@@ -213,8 +215,6 @@ def _check_start(recipe: PretrainRecipe, corpus: Corpus, init: Path | None, rank
     # each of several processes may hold only a part of the gradients and moments, or keep them elsewhere
     what = f"a model of {num_bytes // 4:,} parameters, in training with gradients and moments,"
     require_memory(num_bytes * (4 if ranks.world_size == 1 else 1), what)
-    for plan in phase_plans(recipe):
-        _check_batch(recipe, plan, corpus, init, ranks)
 
 
 def _check_batch(recipe: PretrainRecipe, plan: PhasePlan, corpus: Corpus, init: Path | None, ranks: Ranks) -> None:
