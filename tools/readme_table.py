@@ -23,6 +23,7 @@ PAGES = (
     "pretraining_step",
     "pretraining_step_zen5",
     "pretraining_step_intel",
+    "pretraining_step_avx2",
     "half_precision",
     "finetuning_speed",
     "finetuning_speed_intel",
@@ -49,7 +50,14 @@ PAGES = (
 
 
 # The table columns: a processor, with the part of a machine's name that selects it; the first is the default.
-_PLACES = {"AMD EPYC": "", "AMD Zen 5": "AMD EPYC of family 26", "Intel Xeon": "Intel"}
+_PLACES = {
+    "AMD EPYC": "",
+    "AMD Zen 5": "AMD EPYC of family 26",
+    "Intel Xeon": "Intel",
+    "AMD Zen 3": "of family 25, model 1,",
+}
+# Those with a column in the README.
+_COLUMNS = ("AMD EPYC", "AMD Zen 5", "Intel Xeon")
 # The table omits this ending: a plain figure is the ratio of rates.
 _RATE = re.compile(r" times the \w+ per second$")
 # The sizes and data sets that the figures of a row can refer to.
@@ -170,15 +178,15 @@ def with_table(text: str, name: str, table: str) -> str:
 
 
 def speed_table() -> str:
-    """Return the README's selection of jobs, with a column for each processor that has pages."""
-    lines = [f"| job | compared with | {' | '.join(_PLACES)} |", "|---" * (2 + len(_PLACES)) + "|"]
+    """Return the README's selection of jobs, with a column for each processor that has enough pages."""
+    lines = [f"| job | compared with | {' | '.join(_COLUMNS)} |", "|---" * (2 + len(_COLUMNS)) + "|"]
     found = summaries()
     for speed in SPEEDS:
-        cells = dict.fromkeys(_PLACES, "–")
+        cells = dict.fromkeys(_COLUMNS, "–")
         for page, place, row in found:
             is_named = all(part in row[key] for part, key in zip(speed.named, ("job", "beside"), strict=True))
             is_named &= (_KEEPS in row["beside"]) == (_KEEPS in speed.named[1])
-            if page.startswith(speed.page) and is_named:
+            if page.startswith(speed.page) and is_named and place in cells:
                 figures = _aligned(_RATE.sub("", row["result"]), row["job"], speed.job)
                 cells[place] = f"[{figures}](benchmarks/{page}.md)"
         if set(cells.values()) == {"–"}:
