@@ -34,7 +34,7 @@ from maskloom.runs.glue.files import (
 from maskloom.runs.reading_defaults import FileReading
 from maskloom.runs.run_folder import RECIPE, RESULTS, described, kind_of_run, prepare_run_folder
 from maskloom.runs.search import AllTrialsFailedError, Trials, search
-from maskloom.runs.search_space import Space, grid_settings, recipe_with, space_as_data, space_of_data
+from maskloom.runs.search_space import Space, grid_settings, recipe_with
 from maskloom.runs.task_summaries import glue_report
 from maskloom.system.files import is_stream, output_file, write_json, write_text
 from maskloom.system.folder_lock import alone_in_folder
@@ -74,7 +74,7 @@ def glue_run(
             raise ConfigError(f"{out}: this is not the folder of a GLUE run")
         stored = description["inputs"]
         tasks = stored["tasks"] if tasks is None else tasks
-        space = space_of_data(stored["space"]) if space is None else space
+        space = stored["space"] if space is None else space
     found, absent = chosen_tasks(data, tasks)
     resolve_model_folder(model)
     for task in (task for task in found if task.name == "mnli"):
@@ -85,7 +85,7 @@ def glue_run(
         for number, settings in enumerate(grid_settings(space or {}), start=1):
             recipe_with(_recipe_of(task, recipe), settings, source=f"{task.folder}, trial {number}")
     named = None if tasks is None else [task.name for task in found]
-    inputs = {"data": str(data.resolve()), "tasks": named, "space": space_as_data(space or {})}
+    inputs = {"data": str(data.resolve()), "tasks": named, "space": space or {}}
     prepare_run_folder(out, recipe, inputs=inputs, resume=resume)
     for name, paths in absent.items():
         progress.say(f"{name} is skipped because its files are missing: {paths}")
