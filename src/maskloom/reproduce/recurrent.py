@@ -20,9 +20,8 @@ from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.recurrent import RecurrentDecoder
 from maskloom.models.recurrent_config import GruConfig, LstmConfig, RecurrentConfig, RnnConfig
 from maskloom.reproduce.results import write_page
-from maskloom.runs.charts import Line, heat_map, line_chart
+from maskloom.runs.charts import Chart, Line, colour, heat_map, line_chart
 from maskloom.runs.display import SILENT, Progress
-from maskloom.runs.report.page import NUM_COLOURS, Chart
 
 _UNITS, _STEPS_BACK, _RATE, _BATCH, _EXPLODING = 32, 50, 3e-3, 32, 1.2
 _BEGIN, _END, _DIGITS = 10, 11, 10
@@ -327,4 +326,4 @@ def _shares(rows: Mapping[str, Mapping[Any, float]], x_name: str, y_name: str) -
 
 
 def _lines(rows: Mapping[str, Mapping[Any, float]]) -> list[Line]:
-    return [Line(name, [*row.items()], f"c{at % NUM_COLOURS}") for at, (name, row) in enumerate(rows.items())]
+    return [Line(name, [*row.items()], colour(at)) for at, (name, row) in enumerate(rows.items())]

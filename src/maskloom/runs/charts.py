@@ -34,6 +34,15 @@ _SMALLEST_CELL, _LARGEST_CELL = 15, 26
 
 
 @dataclass(frozen=True)
+class Chart:
+    """A chart of a page with its heading, and one sentence on how to read it."""
+
+    title: str
+    svg: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Line:
     """Points (x, y) in the CSS class `style`; `is_faint` draws them thin and behind, `has_dots` marks them if few."""
 
@@ -51,6 +60,11 @@ class DotRow:
     name: str
     values: Sequence[float]
     style: str
+
+
+def colour(number: int) -> str:
+    """Return the CSS class of a curve or dot by its number; colours repeat after six."""
+    return f"c{number % 6}"
 
 
 def line_chart(
