@@ -74,7 +74,10 @@ def finetuning_lines(result: dict[str, Any]) -> list[str]:
         kept = f"seed {result['best_seed']}: the mean of the checkpoints at steps {steps}"
     if last["step"] != best["step"]:
         kept += f"; after its last epoch it had {_figure(name, last['scores'][name], last['scores'])}"
-    rows = [("kept", kept), *_score_rows(name, best["scores"], best["reference"]), *_restart_rows(result["restarts"])]
+    rows = [("kept", kept), *_score_rows(name, best["scores"], best["reference"])]
+    restarts = result["restarts"]
+    rows += [("restarts", restarts_text(restarts))] if restarts["num_restarts"] > 1 else []
+    rows += [("degenerate", f"seed {seed}: {reason}") for seed, reason in restarts["degenerate"].items()]
     if data["labels"]:
         rows.append(("labels", ", ".join(data["labels"])))
     if data["class_weights"]:
@@ -158,11 +161,6 @@ def _figure(name: str, value: float, scores: Collection[str]) -> str:
     """Return a score as text, marked if it is in percent: 0.93 % is another F1 than 0.93."""
     is_points = name in ("bleu", "chrf")  # as they are usually reported
     return f"{formatted(value)} %" if is_percent(name, scores) and not is_points else formatted(value)
-
-
-def _restart_rows(restarts: dict[str, Any]) -> list[tuple[str, str]]:
-    rows = [("degenerate", f"seed {seed}: {reason}") for seed, reason in restarts["degenerate"].items()]
-    return rows if restarts["num_restarts"] == 1 else [("restarts", restarts_text(restarts)), *rows]
 
 
 def examples_text(account: dict[str, Any]) -> str:
