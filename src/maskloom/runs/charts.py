@@ -282,7 +282,7 @@ def _cut(name: str, most: int = _MAX_NAME) -> str:
 def _figure(value: float, as_percent: bool, *, exact: bool = False) -> str:
     if as_percent:
         return f"{value:.1%}" if exact else f"{100 * value:.3g}%"
-    return (f"{value:.3f}" if abs(value) >= 0.1 else f"{value:.3g}") if exact else f"{value:,.6g}"
+    return (f"{value:.3f}" if abs(value) >= 0.1 else f"{value:.3g}") if exact else f"{value:,.10g}"
 
 
 def _stroke(style: str, start: tuple[float, float], end: tuple[float, float]) -> str:
