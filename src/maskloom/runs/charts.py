@@ -108,7 +108,7 @@ def line_chart(
         if not line.is_faint and line.points:
             parts += [
                 f'<circle class="dot {line.style}" cx="{x_place(x):.1f}" cy="{y_place(y):.1f}" r="3">'
-                f"<title>{escape(line.name)}: {_figure(y, as_percent, exact=True)} at {x:g}</title></circle>"
+                f"<title>{escape(line.name)}: {_figure(y, as_percent, exact=True)} at {x:.10g}</title></circle>"
                 for x, y in (line.points if line.has_dots and len(line.points) <= _MAX_DOTS else line.points[-1:])
             ]
             ends.append((y_place(line.points[-1][1]), line.name, f"name {line.style}"))

@@ -82,7 +82,7 @@ def finetuning_lines(result: dict[str, Any]) -> list[str]:
         rows.append(("labels", ", ".join(data["labels"])))
     if data["class_weights"]:
         weights = zip(data["labels"], data["class_weights"], strict=True)
-        rows.append(("class weights", ", ".join(f"{label} {weight:.4g}" for label, weight in weights)))
+        rows.append(("class weights", ", ".join(f"{label} {formatted(weight)}" for label, weight in weights)))
     rows += [("train", examples_text(data["train"])), ("dev", examples_text(data["dev"]))]
     if "tuned" in result:
         rows += _tuned_rows(result["tuned"])

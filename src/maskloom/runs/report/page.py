@@ -10,7 +10,7 @@ from maskloom.data.streams.sentence_pairs import PAIR_TASKS
 from maskloom.errors import ConfigError
 from maskloom.objectives.pretraining import PRETRAINING, Pretraining, row_of, unigram_of
 from maskloom.runs.charts import Chart, Line, colour, distinct_names, line_chart, visible, write_html
-from maskloom.runs.display import SILENT, Progress
+from maskloom.runs.display import SILENT, Progress, formatted
 from maskloom.runs.first_look import check_page
 from maskloom.runs.report.record import (
     RunRecord,
@@ -94,9 +94,9 @@ def _card(run: RunRecord, colours: dict[str, str]) -> dict[str, Any]:
         "style": colours[run.trained[0].name] if len(run.trained) == 1 else "",
         "kind": kinds[run.kind],
         "state": state,
-        "score": None if name is None or found.get(name) is None else f"{found[name]:.4g}",
+        "score": None if name is None or found.get(name) is None else formatted(found[name]),
         "score_name": None if name is None else with_unit(run, name).replace("_", " "),
-        "reference": None if reference is None else f"{reference:.4g}",
+        "reference": None if reference is None else formatted(reference),
         "spread": restarts_text(spread) if spread and spread["num_restarts"] > 1 else None,
     }
 
