@@ -42,6 +42,7 @@ from maskloom.system.foreign_files import read_json_object
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.examples import ReadingReport
 from maskloom.tasks.kinds import KINDS
+from maskloom.tasks.labels import encode_labels
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.training.events import check_log_targets
 
@@ -178,11 +179,9 @@ def answer_by_majority(train: Path, dev: Path, out: Path) -> dict[str, Any]:
     options = ReadingOptions(format="wnli")
     counts = []
     for path in (train, dev):
-        labels = Counter(str(example.label) for example in KINDS[row.kind].read(path, options).examples)
-        unknown = next((label for label in labels if label not in row.labels), None)
-        if unknown is not None:
-            raise DataError(f"{path}: the label {unknown!r:.80} is not one of {', '.join(row.labels)}")
-        counts.append(labels)
+        ids = encode_labels(KINDS[row.kind].read(path, options), row.kind, row.labels)
+        assert ids is not None
+        counts.append(Counter(row.labels[number] for number in ids))
     of_train, of_dev = counts
     label = max(row.labels, key=lambda name: of_train[name])
     accuracy = of_dev[label] / of_dev.total()
