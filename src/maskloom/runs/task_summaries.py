@@ -243,17 +243,18 @@ def glue_rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         outcome = result["tasks"].get(task.name)
         if outcome is None:
             reason = "files missing" if task.name in result["absent"] else "not requested"
-            rows.append([task.folder, "", "–", reason, "", "", "", ""])
+            rows.append([task.folder, "", "–", reason])
         elif outcome["status"] == "failed":
-            rows.append([task.folder, "", "–", f"failed: {_one_line(outcome['error'])}", "", "", "", ""])
+            rows.append([task.folder, "", "–", f"failed: {_one_line(outcome['error'])}"])
         else:
             rows += _task_rows(task.folder, outcome)
     rows += [
-        ["the paper's average", "9 columns", _average(result["paper_average"]), "", "", "", "", ""],
-        ["leaderboard score", "9 tasks", _average(result["leaderboard_score"]), "", "", "", "", ""],
+        ["the paper's average", "9 columns", _average(result["paper_average"])],
+        ["leaderboard score", "9 tasks", _average(result["leaderboard_score"])],
     ]
     about = ["mean ± sd, median of its settings", "settings", "trials", "degenerate", "minutes"]
-    return ["task", "metric", "best on dev", *about], rows
+    headers = ["task", "metric", "best on dev", *about]
+    return headers, [[*row, *[""] * (len(headers) - len(row))] for row in rows]
 
 
 def notes_of(result: dict[str, Any]) -> list[str]:
@@ -299,9 +300,9 @@ def _task_rows(folder: str, outcome: dict[str, Any]) -> list[list[str]]:
     for column, scores in outcome["columns"].items():
         metrics = " / ".join(OFFICIAL_METRICS[column])
         values = " / ".join(f"{100 * scores[name]:.2f}" for name in OFFICIAL_METRICS[column])
-        rows.append([column, metrics, values, "the same model", "", "", "", ""])
+        rows.append([column, metrics, values, "the same model"])
     if outcome["status"] == "majority":
-        rows[0][3:5] = ["no model", f"always {outcome['label']}"]
+        rows[0][3:] = ["no model", f"always {outcome['label']}"]
         return rows
     rows[0][3:] = [
         restarts_text(outcome["restarts"], scale=100.0, digits=2),
@@ -311,7 +312,7 @@ def _task_rows(folder: str, outcome: dict[str, Any]) -> list[list[str]]:
         "–" if outcome["seconds"] is None else f"{outcome['seconds'] / 60:.1f}",
     ]
     if folder == "MNLI" and "MNLI-mm" not in outcome["columns"]:
-        rows.append(["MNLI-mm", "accuracy", "–", "file missing", "", "", "", ""])
+        rows.append(["MNLI-mm", "accuracy", "–", "file missing"])
     return rows
 
 
