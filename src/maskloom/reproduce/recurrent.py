@@ -178,14 +178,11 @@ def rnn_gradients(
     sizes |= {"causal": True, "hidden_dropout_prob": 0.0}
     accuracies, gates = dict[str, dict[int, float]](), dict[str, dict[str, dict[float, float]]]()
     for name, make in _MEMORIES.items():
-        progress.begin(f"{name}: first tokens of {len(lengths)} lengths", len(lengths))
         accuracies[name] = {}
-        for number, length in enumerate(lengths, start=1):
+        for length in progress.each(f"{name}: first tokens of {len(lengths)} lengths", lengths):
             network, accuracies[name][length] = first_token_network(make(**sizes), length, num_steps=num_steps)
-            progress.advance(number)
-            if name.startswith("LSTM") and number == len(lengths):
+            if name.startswith("LSTM") and length == lengths[-1]:
                 gates[name] = gate_shares(network, length)
-    progress.end()
     limits = {"clipped at 1": 1.0, "not clipped": None}
     clipped = {name: exploding_losses(limit, num_steps=num_steps) for name, limit in limits.items()}
     what = "norm of the gradient by steps back in time, for several spectral radii of the recurrent matrix"

@@ -6,11 +6,12 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from maskloom.errors import amount
 
+Item = TypeVar("Item")
 _SECONDS = 5.0  # from which the time of a stage is estimated
 # Control characters, lone surrogates (bytes of a file name that are not UTF-8), line separators and invisible
 # bidirectional controls.
@@ -125,6 +126,14 @@ class Progress:
 
     def end(self) -> None:
         """Finish the stage."""
+
+    def each(self, what: str, items: Sequence[Item]) -> Iterator[Item]:
+        """Yield items as the units of a stage."""
+        self.begin(what, len(items))
+        for number, item in enumerate(items, start=1):
+            yield item
+            self.advance(number)
+        self.end()
 
 
 SILENT = Progress()

@@ -64,15 +64,12 @@ def plan_pretraining(
     device = chosen_device(recipe.training.device)
     free = free_memory(device)
     train, _ = split_documents(opened, recipe.data.held_out_fraction, seed=recipe.seed)
-    progress.begin("measuring", len(recipes))
     rows, too_large = [], []
-    for number, one in enumerate(recipes, start=1):
+    for one in progress.each("measuring", recipes):
         if free is not None and 4 * bytes_of_weights(config_for(one, opened.tokenizer), one) > free:
             too_large.append(one.model.size)
-            continue
-        rows.append(_size_plan(one, opened, train, device, seconds, curves))
-        progress.advance(number)
-    progress.end()
+        else:
+            rows.append(_size_plan(one, opened, train, device, seconds, curves))
     with_loss = [row for row in rows if row["reference_loss"] is not None]
     is_choice = recipe.training.minutes is not None and len(with_loss) > 1
     return {
