@@ -315,7 +315,7 @@ def next_proposal(
         if not isinstance(values, dict):
             distributions[key] = choices.CategoricalDistribution(list(values))
         elif all(isinstance(end, int) for end in values.values()):
-            distributions[key] = choices.IntDistribution(**values)
+            distributions[key] = choices.IntDistribution(int(values["low"]), int(values["high"]))
         else:
             distributions[key] = choices.FloatDistribution(**values, log=True)
     study = optuna.create_study(direction="maximize")
