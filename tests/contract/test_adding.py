@@ -83,7 +83,7 @@ def test_all_three_go_from_text_to_predictions(rows, corpus, tmp_path, monkeypat
     predict("tuned", "dev.csv", "out.jsonl")
     assert len(Path("out.jsonl").read_text().splitlines()) == 15
     shown = examples_of(read_run("tuned", "tuned"), 10, Progress())
-    assert (shown.num_right, shown.num_predicted, len(shown.confusion)) == (10, 10, 3)
+    assert (shown["num_right"], shown["num_predicted"], len(shown["confusion"])) == (10, 10, 3)
     report(["run", "tuned"], "page.html")
     assert "the a cat" in Path("page.html").read_text()
 

@@ -468,14 +468,14 @@ def test_from_training_to_predictions(name, recipe, model_folder, files, tmp_pat
     assert hasattr(transformers, named) != named.startswith("Maskloom")
     assert settings["kind"] == name
     shown = examples_of(read_run(tmp_path / "run", "run"), 100, Progress())
-    assert shown.num_predicted == shown.num_in_file == 9
-    assert all(one.text and one.truth and one.answer for one in [*shown.right, *shown.wrong])
-    assert shown.is_graded == (name == "regression")
-    assert shown.is_graded or all(one.error for one in shown.wrong)
-    assert not any(one.error for one in shown.right) or shown.is_graded
+    assert shown["num_predicted"] == shown["num_in_file"] == 9
+    assert all(one.text and one.truth and one.answer for one in [*shown["right"], *shown["wrong"]])
+    assert shown["is_graded"] == (name == "regression")
+    assert shown["is_graded"] or all(one.error for one in shown["wrong"])
+    assert not any(one.error for one in shown["right"]) or shown["is_graded"]
     if "accuracy" in scored and name != "tagging":
-        assert shown.num_right == round(9 * scored["accuracy"])
-        assert len(shown.right) + len(shown.wrong) == 9 or max(map(len, (shown.right, shown.wrong))) == 8
+        assert shown["num_right"] == round(9 * scored["accuracy"])
+        assert len(shown["right"]) + len(shown["wrong"]) == 9 or max(map(len, (shown["right"], shown["wrong"]))) == 8
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -108,7 +108,9 @@ def test_minutes_favour_the_size_whose_reference_run_came_lowest(corpus, monkeyp
     assert "best for 1 minutes: tiny; run: maskloom pretrain --corpus DIR --minutes 1 --size tiny --out RUN" in said
     a_day = recipe("training.minutes=1440", "model.size=tiny")
     day = plan_pretraining(a_day, corpus=corpus, seconds=0.1)  # on any machine
-    assert "epochs, more than the paper's 40: more text would help more than more steps" in "\n".join(plan_lines(day))
+    said = "\n".join(plan_lines(day))
+    assert "epochs, more than the paper's 40: more text would help more than more steps" in said
+    assert said.count(f"{day['sizes'][0]['epochs']:,.0f}") == 2  # in the table too
 
 
 @pytest.mark.parametrize("precision", ["fastest", "bf16", pytest.param("fp16", marks=pytest.mark.slow)])

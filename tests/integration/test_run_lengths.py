@@ -117,8 +117,9 @@ def test_the_first_rank_decides_whether_a_run_is_complete(corpus, tmp_path, monk
         yield Ranks(rank=1, world_size=2)
 
     monkeypatch.setattr("maskloom.runs.pretrain.joined_ranks", as_second_rank)
-    steps = []
-    monkeypatch.setattr("maskloom.runs.pretrain._figures", lambda report: steps.append(report.step) or {})
+    steps, silent = [], Progress()
+    silent.advance = lambda step, **_: steps.append(step)
+    monkeypatch.setattr("maskloom.runs.pretrain.SILENT", silent)
     assert pretrain(own, corpus=corpus, out=tmp_path / "run", resume=True) == {}
     assert steps == [1, 2, 3]
 

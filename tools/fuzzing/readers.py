@@ -73,10 +73,10 @@ def read_overrides(path: Path) -> object:
 def read_space(path: Path) -> object:
     """Parse the lines of the file as a search space, and create recipes from its grid."""
     from maskloom.config import FinetuneRecipe
-    from maskloom.runs.search_space import ValueRange, grid_settings, parse_space, recipe_with
+    from maskloom.runs.search_space import grid_settings, parse_space, recipe_with
 
     space = parse_space(path.read_bytes().decode("utf-8", "replace").splitlines())
-    fixed = {key: values for key, values in space.items() if not isinstance(values, ValueRange)}
+    fixed = {key: values for key, values in space.items() if not isinstance(values, dict)}
     return [recipe_with(FinetuneRecipe(), settings, source="grid") for settings in grid_settings(fixed)[:50]]
 
 

@@ -12,7 +12,7 @@ import typer
 
 from maskloom import __version__
 from maskloom.cli import experiments, folders, training, use
-from maskloom.cli.options import PointingGroup, WordsGroup
+from maskloom.cli.options import Commands, PointingGroup, WordsGroup
 from maskloom.cli.preparing import corpus_app, recipes_app, vocab_app
 from maskloom.cli.training import glue_app
 from maskloom.errors import ConfigError, DataError, RunFailedError, UsageError
@@ -21,7 +21,7 @@ from maskloom.system.files import DISK_ERRORS
 from maskloom.system.foreign_files import is_utf8, shown_name
 from maskloom.training.faults.interruption import RAISED, Interrupted, StopRequests
 
-app = typer.Typer(
+app = Commands(
     name="maskloom",
     cls=PointingGroup,
     help="Train text encoders, BERT and its relatives, from raw text to fine-tuned tasks, offline.",
@@ -29,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-words_app = typer.Typer(cls=WordsGroup, help="Train word vectors (word2vec) and query them.", no_args_is_help=True)
+words_app = Commands(cls=WordsGroup, help="Train word vectors (word2vec) and query them.", no_args_is_help=True)
 PREPARE, TRAIN, USE, INSPECT = "Prepare", "Train", "Use", "Inspect"  # help panels, in this order
 for name, group, panel in (
     ("vocab", vocab_app, PREPARE),

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from maskloom.cli.options import AsJson, Device, Out, Overrides, Recipe, epochs_of, refuse, show, trains
+from maskloom.cli.options import Device, Out, Overrides, Recipe, epochs_of, refuse, show, trains
 from maskloom.errors import UsageError
 from maskloom.rows import later
 from maskloom.runs.display import terminal_progress
@@ -63,7 +63,6 @@ def reproduce(
         _training_option(min=1, max=256, help="Parallel runs of one thread; default: one per core at tiny, else one."),
     ] = None,
     device: Device = None,
-    as_json: AsJson = False,
 ) -> None:
     """Reproduce an experiment from the BERT or Transformer paper at a given scale and report which trends hold.
 
@@ -79,7 +78,7 @@ def reproduce(
         refuse(why, "scale", "seeds", "corpus", "tasks", "overrides", "jobs")
         if device not in (None, "auto", "cpu"):
             raise UsageError(f"--device {device}: {experiment} is measured on the CPU")
-        show(_AT_ONCE[experiment](out, terminal_progress()), as_json, lines=lambda result: result["lines"])
+        show(_AT_ONCE[experiment](out, terminal_progress()), lines=lambda result: result["lines"])
         return
     from maskloom.reproduce import running
     from maskloom.reproduce.experiments import Budget
@@ -91,7 +90,7 @@ def reproduce(
     repeats = running.Repeats(seeds, jobs or (usable_cores() if scale == "tiny" and on_cpu else 1))
     how = {"repeats": repeats, "overrides": _by_recipe(overrides or []), "progress": terminal_progress()}
     result = running.reproduce(experiment, out=out, scale=chosen, corpus=corpus, tasks=tasks, **how)
-    show(result, as_json, lines=summary_lines)
+    show(result, lines=summary_lines)
 
 
 def _by_recipe(overrides: list[str]) -> dict[str, list[str]]:
@@ -124,7 +123,6 @@ def plan(
     recipe: Recipe = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="Seconds to spend on measuring each size.")] = 4.0,
     overrides: Overrides = None,
-    as_json: AsJson = False,
 ) -> None:
     """Estimate the cost of pre-training on this machine and the best model size for a time budget.
 
@@ -156,4 +154,4 @@ def plan(
         if value is not None
     ]
     words += [f"--set {shlex.quote(setting)}" for setting in overrides or []]
-    show(result, as_json, lines=partial(plan_lines, command=" ".join(["maskloom pretrain", *words])))
+    show(result, lines=partial(plan_lines, command=" ".join(["maskloom pretrain", *words])))

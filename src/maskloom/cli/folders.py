@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from maskloom.cli.options import AsJson, Device, Out, Resume, below_no_file, refuse, show
+from maskloom.cli.options import Device, Out, Resume, below_no_file, refuse, show
 from maskloom.rows import PoolingMode
 from maskloom.runs.display import screen_of, terminal_progress
 
@@ -26,13 +26,12 @@ def convert(
         bool | None,
         typer.Option("--uncased/--cased", help="Whether text is lower-cased; by default, the files decide."),
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Convert published weights to a model folder and report which were mapped, dropped and added."""
     from maskloom.runs.convert import conversion_lines
     from maskloom.runs.convert import convert as run
 
-    show(run(source, out, lowercase=uncased), as_json, lines=conversion_lines)
+    show(run(source, out, lowercase=uncased), lines=conversion_lines)
 
 
 def export(
@@ -54,7 +53,6 @@ def export(
     onnx: Annotated[
         bool, typer.Option("--onnx", help="Also write model.onnx (pip install 'maskloom\\[onnx]').")
     ] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Create a model folder from a checkpoint, even if the run is still running or ended early."""
     if for_vectors is None:
@@ -76,7 +74,7 @@ def export(
     except BaseException:
         shutil.rmtree(out.resolve(), ignore_errors=True)  # without what was asked for, it must not look complete
         raise
-    show(result, as_json)
+    show(result)
 
 
 def rerun(
@@ -89,7 +87,6 @@ def rerun(
         bool, typer.Option("--allow-version-change", help="Repeat the run even if versions have changed.")
     ] = False,
     resume: Resume = False,
-    as_json: AsJson = False,
 ) -> None:
     """Repeat a run from its folder and check that the result is bit-identical (exit code 1 if not)."""
     from maskloom.system.folder_lock import refuse_if_in_use
@@ -103,7 +100,7 @@ def rerun(
     result = repeat(
         run, out=out, resume=resume, allow_version_change=allow_version_change, progress=terminal_progress()
     )
-    show(result, as_json)
+    show(result)
     if not result["identical"]:
         raise typer.Exit(1)
 
@@ -117,34 +114,30 @@ def report(
         int,
         typer.Option(min=0, help="Dev examples to predict for the lists of right and wrong predictions; 0 for none."),
     ] = 500,
-    as_json: AsJson = False,
 ) -> None:
     """Write an HTML page about one or more runs: curves, scores, differences, data, examples."""
     from maskloom.runs.report.page import report as run
 
     result = run(runs, out, num_examples=examples, progress=terminal_progress())
-    show(result, as_json, lines=lambda result: [f"written to {result['page']}"])
+    show(result, lines=lambda result: [f"written to {result['page']}"])
 
 
-def info(
-    folder: Annotated[Path, typer.Argument(help="A model, run, corpus or vocabulary folder.")], as_json: AsJson = False
-) -> None:
+def info(folder: Annotated[Path, typer.Argument(help="A model, run, corpus or vocabulary folder.")]) -> None:
     """Describe the contents of a folder."""
     from maskloom.runs.info import describe_folder
 
-    show(describe_folder(folder), as_json, lines=screen_of)
+    show(describe_folder(folder), lines=screen_of)
 
 
 def doctor(
     seconds: Annotated[float, typer.Option(min=0.1, help="Total time for the speed checks.")] = 10.0,
     device: Device = None,
-    as_json: AsJson = False,
 ) -> None:
     """Show versions, devices, threads, memory and disk, check each device, and report the defaults."""
     from maskloom.runs.doctor import doctor as run
     from maskloom.runs.doctor import doctor_lines
 
     result = run(seconds=seconds, progress=terminal_progress())
-    show(result, as_json, lines=doctor_lines)
+    show(result, lines=doctor_lines)
     if not result["is_sound"]:
         raise typer.Exit(1)

@@ -111,7 +111,7 @@ def with_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that replaces a command's parameter `name` with options and passes it `made(**options)`.
 
-    Options without a default are None unless given.
+    Options without a default are None unless given. With an empty `name` they are only added, at the end.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -125,13 +125,23 @@ def with_options(
 
         @functools.wraps(command)
         def called(**given: Any) -> None:
-            command(**{name: made(**{option: given.pop(option) for option in options})}, **given)
+            value = made(**{option: given.pop(option) for option in options})
+            command(**{name: value} if name else {}, **given)
 
         called.__signature__ = own.replace(parameters=parameters)  # pyright: ignore[reportAttributeAccessIssue]
         called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return called
 
     return decorate
+
+
+class Commands(typer.Typer):
+    """Commands that all have --json, which `show` reads."""
+
+    def command(self, *given: Any, **how: Any) -> Any:
+        """Return a decorator that adds a command."""
+        add = super().command(*given, **how)
+        return lambda command: add(with_options("", {"as_json": AsJson}, as_json=False)(command))
 
 
 def only_given(**values: Any) -> dict[str, Any]:
@@ -235,13 +245,12 @@ def continued(out: Path, resume: bool, kind: str) -> dict[str, Path] | None:
 
 def show(
     result: Any,
-    as_json: bool,
     *,
     lines: Callable[[Any], list[str]] = lines_of,
     beside: Path | None = None,
     account: Callable[[Any], str] | None = None,
 ) -> None:
-    """Print a result as one JSON value or as text formatted by `lines`, by default every key of it.
+    """Print a result as one JSON value (--json) or as text formatted by `lines`, by default every key of it.
 
     In distributed training only the first process prints. If `beside` names standard output, where rows were written,
     the result goes to standard error; so does the summary that `account` adds to the text.
@@ -249,8 +258,8 @@ def show(
     if not is_first_process():
         return
     to_stderr = beside is not None and open_file_number(beside) == 1
-    if as_json:
-        print_json(result, err=to_stderr)
+    if _CONTEXT().params["as_json"]:
+        typer.echo(printable_json(json.dumps(result, ensure_ascii=False)), err=to_stderr)
         return
     say(*lines(result), err=to_stderr)
     if account is not None:
@@ -260,11 +269,6 @@ def show(
 def say(*lines: str, err: bool = False) -> None:
     """Print lines of text, with control characters escaped."""
     typer.echo("\n".join(map(printable, lines)), err=err)
-
-
-def print_json(value: Any, *, err: bool = False) -> None:
-    """Print a value as one line of JSON."""
-    typer.echo(printable_json(json.dumps(value, ensure_ascii=False)), err=err)
 
 
 # Commands whose --set changes a recipe for pre-training.

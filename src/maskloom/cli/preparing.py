@@ -7,7 +7,19 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from maskloom.cli.options import AsJson, BadText, Model, Out, Texts, Workers, optional, refuse, show, with_options
+from maskloom.cli.options import (
+    AsJson,
+    BadText,
+    Commands,
+    Model,
+    Out,
+    Texts,
+    Workers,
+    optional,
+    refuse,
+    show,
+    with_options,
+)
 from maskloom.errors import UsageError
 from maskloom.runs.display import aligned, lines_of, stage_callback, terminal_progress
 from maskloom.system.foreign_files import check_model_name
@@ -29,8 +41,8 @@ _ENGINES = {
 }
 _works = with_options("work", _ENGINES, _work, workers=1, engine="local")
 
-vocab_app = typer.Typer(help="Train, extend and inspect vocabularies.", no_args_is_help=True)
-corpus_app = typer.Typer(help="Build and check corpora, and show their statistics.", no_args_is_help=True)
+vocab_app = Commands(help="Train, extend and inspect vocabularies.", no_args_is_help=True)
+corpus_app = Commands(help="Build and check corpora, and show their statistics.", no_args_is_help=True)
 
 
 @vocab_app.command("train")
@@ -72,7 +84,6 @@ def vocab_train(
     ] = 0,
     work: Any,
     on_bad_text: BadText = "error",
-    as_json: AsJson = False,
 ) -> None:
     """Train a vocabulary; the same text always gives the same file, byte for byte."""
     from maskloom.runs.corpus import train_vocabulary_from_files
@@ -84,7 +95,7 @@ def vocab_train(
     lowercase = not cased and model != "byte-bpe"
     settings = VocabularySettings(size, lowercase, score, min_frequency, model=model, **limits)
     how = {"on_bad_text": on_bad_text, "work": work, "progress": stage_callback(terminal_progress())}
-    show(train_vocabulary_from_files(texts, settings=settings, out=out, **how), as_json, lines=_vocabulary_lines)
+    show(train_vocabulary_from_files(texts, settings=settings, out=out, **how), lines=_vocabulary_lines)
 
 
 def _vocabulary_lines(report: dict[str, Any]) -> list[str]:
@@ -103,7 +114,6 @@ def vocab_extend(
     min_frequency: Annotated[int, typer.Option(min=1, help="Minimum frequency of a new piece.")] = 5,
     workers: Workers = 1,
     on_bad_text: BadText = "error",
-    as_json: AsJson = False,
 ) -> None:
     """Add pieces from your text to a model's vocabulary, with embeddings initialised to means of existing ones."""
     from maskloom.data.corpus.documents import source_files
@@ -115,21 +125,19 @@ def vocab_extend(
 
     how = {"work": Work(workers), "on_bad_text": on_bad_text, "progress": stage_callback(terminal_progress())}
     report = extend_vocabulary(texts, add, min_frequency=min_frequency, model=model, out=out, **how)
-    if not as_json:
-        report["pieces"] = " ".join(report["pieces"][:20]) + (" ..." if len(report["pieces"]) > 20 else "")
-    show(report, as_json)
+    pieces = " ".join(report["pieces"][:20]) + (" ..." if len(report["pieces"]) > 20 else "")
+    show(report, lines=lambda report: lines_of({**report, "pieces": pieces}))
 
 
 @vocab_app.command("inspect")
 def vocab_inspect(
     folder: Annotated[Path, typer.Argument(help="A vocabulary, model, corpus or run folder, or a vocab.txt.")],
     texts: Annotated[list[Path] | None, typer.Argument(help="Text to measure coverage on.")] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Describe a vocabulary and, if given text, how well the vocabulary covers it."""
     from maskloom.runs.corpus import inspect_vocabulary
 
-    show(inspect_vocabulary(folder, texts or None), as_json)
+    show(inspect_vocabulary(folder, texts or None))
 
 
 @corpus_app.command("build")
@@ -150,7 +158,6 @@ def corpus_build(
         str | None, typer.Option(help="Language for sentence splitting: en (default), de, fr … (ISO 639).")
     ] = None,
     on_bad_text: BadText = "error",
-    as_json: AsJson = False,
 ) -> None:
     """Turn text into token shards, in parallel; an interrupted build continues when run again."""
     from maskloom.data.corpus.building import CorpusSettings
@@ -159,32 +166,32 @@ def corpus_build(
     settings = CorpusSettings(sentences, language, on_bad_text, documents=documents)
     display = terminal_progress()
     how = {"work": work, "progress": stage_callback(display), "say": display.say}
-    show(build_corpus_from_files(texts, vocab=vocab, out=out, settings=settings, **how), as_json)
+    show(build_corpus_from_files(texts, vocab=vocab, out=out, settings=settings, **how))
 
 
 @corpus_app.command("stats")
-def corpus_stats(folder: Annotated[Path, typer.Argument(help="A corpus folder.")], as_json: AsJson = False) -> None:
+def corpus_stats(folder: Annotated[Path, typer.Argument(help="A corpus folder.")]) -> None:
     """Show the statistics of a corpus."""
     from maskloom.data.corpus.opening import Corpus
     from maskloom.data.corpus.statistics import corpus_statistics
 
-    show(corpus_statistics(Corpus.open(folder)), as_json)
+    show(corpus_statistics(Corpus.open(folder)))
 
 
 @corpus_app.command("lint")
-def corpus_lint(folder: Annotated[Path, typer.Argument(help="A corpus folder.")], as_json: AsJson = False) -> None:
+def corpus_lint(folder: Annotated[Path, typer.Argument(help="A corpus folder.")]) -> None:
     """Find problems in a corpus before training (exit code 1 if there are errors)."""
     from maskloom.data.corpus.lint import lint_corpus
     from maskloom.data.corpus.opening import Corpus
 
     findings = lint_corpus(Corpus.open(folder))
     lines = [f"{finding.level}: {finding.code}: {finding.message}" for finding in findings]
-    show([vars(finding) for finding in findings], as_json, lines=lambda _: lines or ["nothing found"])
+    show([vars(finding) for finding in findings], lines=lambda _: lines or ["nothing found"])
     if any(finding.level == "error" for finding in findings):
         raise typer.Exit(1)
 
 
-recipes_app = typer.Typer(help="List the shipped recipes, and explain every key.")
+recipes_app = Commands(help="List the shipped recipes, and explain every key.")
 
 
 @recipes_app.callback(invoke_without_command=True)
@@ -198,7 +205,7 @@ def list_recipes(context: typer.Context, as_json: AsJson = False) -> None:
 
     recipes = listed_recipes()
     hint = "use one with --recipe NAME; maskloom recipes show NAME explains it, key by key"
-    show(recipes, as_json, lines=lambda recipes: [*aligned(list(recipes.items())), "", hint])
+    show(recipes, lines=lambda recipes: [*aligned(list(recipes.items())), "", hint])
 
 
 @recipes_app.command("show")
@@ -207,9 +214,8 @@ def show_recipe(
         str,
         typer.Argument(help="A shipped recipe, a TOML file, or pretrain or finetune for the defaults."),
     ],
-    as_json: AsJson = False,
 ) -> None:
     """Explain a recipe: each key with its value, default and meaning."""
     from maskloom.runs.recipes import explained, explained_lines
 
-    show(explained(name), as_json, lines=explained_lines)
+    show(explained(name), lines=explained_lines)

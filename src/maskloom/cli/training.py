@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from maskloom.cli.options import (
-    AsJson,
+    Commands,
     Device,
     Grid,
     Metric,
@@ -24,10 +24,8 @@ from maskloom.cli.options import (
     continued,
     epochs_of,
     optional,
-    print_json,
     reads,
     refuse,
-    say,
     show,
     space_beside,
     trains,
@@ -49,7 +47,6 @@ def pretrain(
     resume: Resume = False,
     verify: Verify = False,
     overrides: Overrides = None,
-    as_json: AsJson = False,
 ) -> None:
     """Pre-train a model on a corpus: by default a BERT, with masked LM and next-sentence prediction."""
     from maskloom.config import PretrainRecipe
@@ -75,7 +72,7 @@ def pretrain(
 
     shown = terminal_progress()
     result = run(chosen, corpus=corpus, out=out, resume=resume, init=init, verify=verify, progress=shown)
-    show(result, as_json, lines=lambda result: [*pretraining_lines(result), f"written to {out}"])
+    show(result, lines=lambda result: [*pretraining_lines(result), f"written to {out}"])
 
 
 def _begin(
@@ -149,7 +146,6 @@ def finetune(
     resume: Resume = False,
     verify: Verify = False,
     overrides: Overrides = None,
-    as_json: AsJson = False,
 ) -> None:
     """Fine-tune a model on labelled text and keep the weights with the best dev score."""
     if not resume:
@@ -162,7 +158,7 @@ def finetune(
     data = LabelledFiles(paths["train"], paths["dev"], reading, metric, source_vocab)
     how = {"out": out, "resume": resume, "verify": verify, "progress": terminal_progress()}
     result = run(chosen, model=paths["model"], data=data, **how)
-    show(result, as_json, lines=finetuning_lines)
+    show(result, lines=finetuning_lines)
 
 
 @trains("task", "size", "epochs", "steps", "batch_size", "learning_rate", "max_length", "seed", "device", "restarts")
@@ -185,7 +181,6 @@ def search(
     reading: Any,
     resume: Resume = False,
     overrides: Overrides = None,
-    as_json: AsJson = False,
 ) -> None:
     """Fine-tune with many settings and rank them by their best dev score."""
     space = space_beside(grid, flags, overrides)
@@ -198,13 +193,11 @@ def search(
     data = LabelledFiles(paths["train"], paths["dev"], reading, metric, source_vocab)
     tried = {"out": out, "trials": Trials(space, method, trials), "resume": resume}
     result = run(chosen, model=paths["model"], data=data, **tried, progress=terminal_progress())
-    if as_json:
-        print_json(result)
-        return
     headers, rows = search_rows(result)
-    say(f"{amount(result['num_trials'], 'trial')}, by {result['metric']} on dev", "", *aligned([headers, *rows]))
-    say("", f"rerun best:  {result['trials'][0]['command']}", f"model:       {result['model']}")
-    say(f"written to {out} (search.json lists all commands; results.md, results.json)")
+    lines = [f"{amount(result['num_trials'], 'trial')}, by {result['metric']} on dev", "", *aligned([headers, *rows])]
+    lines += ["", f"rerun best:  {result['trials'][0]['command']}", f"model:       {result['model']}"]
+    lines.append(f"written to {out} (search.json lists all commands; results.md, results.json)")
+    show(result, lines=lambda _: lines)
 
 
 def quickstart(
@@ -213,16 +206,15 @@ def quickstart(
     ),
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     device: Device = None,
-    as_json: AsJson = False,
 ) -> None:
     """Train a BERT and two classifiers on the documentation in your Python installation, in about 15 minutes."""
     from maskloom.quickstart.journey import quickstart as run
     from maskloom.quickstart.journey import summary_lines
 
-    show(run(out=out, seed=seed, progress=terminal_progress()), as_json, lines=summary_lines)
+    show(run(out=out, seed=seed, progress=terminal_progress()), lines=summary_lines)
 
 
-glue_app = typer.Typer(help="The nine tasks of GLUE: train, score, submit.", no_args_is_help=True)
+glue_app = Commands(help="The nine tasks of GLUE: train, score, submit.", no_args_is_help=True)
 
 Data = Annotated[Path, typer.Option(help="Folder with CoLA/, SST-2/, MRPC/ ... as distributed by GLUE.")]
 
@@ -242,7 +234,6 @@ def run_glue(
     grid: Grid = None,
     resume: Resume = False,
     overrides: Overrides = None,
-    as_json: AsJson = False,
 ) -> None:
     """Search settings for each task (by default the paper's grid) and show the official dev scores."""
     from maskloom.config import FinetuneRecipe
@@ -261,13 +252,11 @@ def run_glue(
 
     how = {"tasks": names, "space": space, "resume": resume, "progress": terminal_progress()}
     result = glue_run(chosen, data=data, model=model, out=out, **how)
-    if as_json:
-        print_json(result)
-    else:
-        headers, rows = glue_rows(result)
-        say("GLUE, dev", "", *aligned([headers, *rows]), "", *notes_of(result))
-        following = shlex.join(["maskloom", "glue", "submit", "--run", str(out), "--data", str(data)])
-        say(f"written to {out} (glue.md, glue.json); next: {following}")
+    headers, rows = glue_rows(result)
+    following = shlex.join(["maskloom", "glue", "submit", "--run", str(out), "--data", str(data)])
+    lines = ["GLUE, dev", "", *aligned([headers, *rows]), "", *notes_of(result)]
+    lines.append(f"written to {out} (glue.md, glue.json); next: {following}")
+    show(result, lines=lambda _: lines)
     if result["failed"]:
         raise typer.Exit(1)
 
@@ -277,10 +266,9 @@ def submit_to_glue(
     run_folder: Annotated[Path, typer.Option("--run", help="The folder of a GLUE run.")],
     data: Data,
     out: Annotated[Path, typer.Option(help="The zip to write.")] = Path("submission.zip"),
-    as_json: AsJson = False,
 ) -> None:
     """Predict on the test files and write a validated zip for the leaderboard."""
     from maskloom.runs.glue.run import submit_glue
 
     result = submit_glue(run_folder, data=data, out=out, progress=terminal_progress())
-    show(result, as_json, beside=out)
+    show(result, beside=out)

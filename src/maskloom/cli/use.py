@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 import typer
 
 from maskloom.cli.options import (
-    AsJson,
     Averaged,
     Device,
     MaxLength,
@@ -23,7 +22,7 @@ from maskloom.cli.options import (
 )
 from maskloom.errors import UsageError
 from maskloom.rows import PoolingMode
-from maskloom.runs.display import terminal_progress
+from maskloom.runs.display import lines_of, terminal_progress
 from maskloom.system.foreign_files import check_model_name, check_regular
 
 Input = Annotated[Path, typer.Option("--input", help="Texts: .csv, .tsv, .jsonl, or .txt with one per line.")]
@@ -38,7 +37,6 @@ def evaluate(
     average: Averaged = "probabilities",
     max_length: MaxLength = None,
     device: Device = None,
-    as_json: AsJson = False,
 ) -> None:
     """Score a model, or an ensemble, on labelled examples."""
     from maskloom.runs.first_look import look_at_input
@@ -48,7 +46,7 @@ def evaluate(
     from maskloom.runs.task_summaries import evaluation_lines
 
     result = run(models, data, reading=reading, max_length=max_length, average=average, progress=terminal_progress())
-    show(result, as_json, lines=evaluation_lines)
+    show(result, lines=evaluation_lines)
 
 
 @takes_models
@@ -64,7 +62,6 @@ def predict(
     csv_safe: Annotated[
         bool, typer.Option("--csv-safe", help="Put ' before cells of a .csv that a spreadsheet would run as a formula.")
     ] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Predict every row of a file, in order, with probabilities."""
     from maskloom.runs.first_look import check_predictions, kind_of, look_at_input
@@ -75,7 +72,7 @@ def predict(
 
     how = {"reading": reading, "max_length": max_length, "average": average, "csv_safe": csv_safe}
     result = run(models, input_file, output, **how, progress=terminal_progress())
-    show(result, as_json, beside=output)
+    show(result, beside=output)
 
 
 def fill_mask(
@@ -83,7 +80,6 @@ def fill_mask(
     text: Annotated[str, typer.Argument(help="Text with one or more [MASK].")],
     top_k: Annotated[int, typer.Option(min=1, help="Number of candidates per [MASK].")] = 5,
     device: Device = None,
-    as_json: AsJson = False,
 ) -> None:
     """Predict the tokens for each [MASK]."""
     check_model_name(model)
@@ -91,7 +87,7 @@ def fill_mask(
 
     masks = Predictor.load(model).fill_mask(text, top_k=top_k)
     lines = ["  ".join(f"{found['token']} {found['probability']:.3f}" for found in mask) for mask in masks]
-    show({"text": text, "masks": masks}, as_json, lines=lambda _: lines)
+    show({"text": text, "masks": masks}, lines=lambda _: lines)
 
 
 @reads("text_column", "pair_column", "on_bad_rows")
@@ -121,7 +117,6 @@ def embed(
     ] = False,
     max_length: MaxLength = None,
     device: Device = None,
-    as_json: AsJson = False,
 ) -> None:
     """Write one vector per text to a file, or a page about the attention between the tokens of a text."""
     from maskloom.runs.first_look import check_page, check_place, look_at_texts
@@ -153,7 +148,7 @@ def embed(
         predictor = one or Predictor.load(model, max_length=max_length, int8=True)
         how = {"reading": reading, "pooling": pooling, "normalize": normalize, "progress": terminal_progress()}
         written = {**run(predictor, input_file, output, **how), "precision": "int8" if int8 else precision}
-    show({**written, **page}, as_json, beside=output)
+    show({**written, **page}, beside=output)
 
 
 @takes_models
@@ -168,7 +163,6 @@ def answer(
     ] = None,
     max_length: MaxLength = None,
     device: Device = None,
-    as_json: AsJson = False,
 ) -> None:
     """Answer questions about a text."""
     from maskloom.runs.first_look import look_at_questions
@@ -179,7 +173,7 @@ def answer(
 
     how = {"top_k": top_k, "max_length": max_length, "null_threshold": null_threshold, "average": average}
     result = run(models, context, question, **how, progress=terminal_progress())
-    show(result, as_json, lines=answer_lines)
+    show(result, lines=answer_lines)
 
 
 def score_answers(
@@ -191,14 +185,13 @@ def score_answers(
     null_threshold: Annotated[
         float | None, typer.Option(help="Count an answer as empty if its null odds exceed this.")
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Score a file of answers with the official SQuAD v1.1 and v2.0 rules."""
     from maskloom.tasks.span.reading import score_files
 
     if null_odds is None:
         refuse("it applies to null odds; pass --null-odds FILE", "null_threshold")
-    show(score_files(data, predictions, null_odds=null_odds, null_threshold=null_threshold), as_json)
+    show(score_files(data, predictions, null_odds=null_odds, null_threshold=null_threshold))
 
 
 @reads("text_column", "format", "on_bad_rows")
@@ -223,7 +216,6 @@ def features(
     precision: Annotated[Literal["float32", "float16"], typer.Option(help="Number format on disk.")] = "float32",
     max_length: MaxLength = None,
     device: Device = None,
-    as_json: AsJson = False,
 ) -> None:
     """Write a model's activations at any layers for every word or token of a file."""
     check_model_name(model)
@@ -234,8 +226,8 @@ def features(
     wanted, shown = Activations(layers, units, precision), terminal_progress()
     result = run(model, input_file, out, wanted=wanted, reading=reading, max_length=max_length, progress=shown)
     names = [f"layer {name}" if name.isdecimal() else name.replace("_", " ") for name in result["vectors"]]
-    vectors = {} if as_json else {"vectors": f"{len(names)} per row: {', '.join(names)}"}
-    show({**result, **vectors}, as_json)
+    vectors = f"{len(names)} per row: {', '.join(names)}"
+    show(result, lines=lambda result: lines_of({**result, "vectors": vectors}))
 
 
 @reads("text_column", "pair_column", "label_column", "format", "on_bad_rows")
@@ -245,7 +237,6 @@ def tune(
     reading: Any,
     max_length: MaxLength = None,
     device: Device = None,
-    as_json: AsJson = False,
 ) -> None:
     """Fit temperature and thresholds on labelled examples, and store them with the model."""
     from maskloom.runs.first_look import look_at_input
@@ -255,7 +246,7 @@ def tune(
     from maskloom.runs.task_summaries import tuning_lines
 
     result = run(model, dev, reading=reading, max_length=max_length, progress=terminal_progress())
-    show(result, as_json, lines=tuning_lines)
+    show(result, lines=tuning_lines)
 
 
 @reads("text_column", "on_bad_rows")
@@ -276,7 +267,6 @@ def generate(
     given: Any,
     reading: Any,
     device: Device = None,
-    as_json: AsJson = False,
 ) -> None:
     """Continue texts with a left-to-right model, or generate targets with an encoder-decoder model.
 
@@ -300,11 +290,11 @@ def generate(
         found = [{predictor.input_name: prompt, **predictor.generate([prompt or ""], **given)[0]}]
         found[0] |= predictor.truncation if predictor.num_truncated else {}
     if input_file is None:
-        show({**found[0], **page}, as_json, lines=generated_lines, account=generation_line)
+        show({**found[0], **page}, lines=generated_lines, account=generation_line)
     elif written:
-        show({**written, **page}, as_json, beside=output)
+        show({**written, **page}, beside=output)
     else:
-        show({**page, "texts": found}, as_json, lines=reported_lines)
+        show({**page, "texts": found}, lines=reported_lines)
 
 
 @reads("text_column", "on_bad_rows")
@@ -323,7 +313,6 @@ def fill_spans(
     seed: Annotated[int, typer.Option(help="Random seed for sampling.")] = 0,
     reading: Any,
     device: Device = None,
-    as_json: AsJson = False,
 ) -> None:
     """Fill the blanks in a text, or in every text of a file, with a model trained for it (T5)."""
     _check_one_or_file("TEXT", text, model, input_file, output, reading)
@@ -337,10 +326,10 @@ def fill_spans(
     predictor = Predictor.load(model, batch_size=batch_size)
     if input_file is not None and output is not None:
         result = run(predictor, input_file, output, {}, fills=how, reading=reading, progress=terminal_progress())
-        show(result, as_json, beside=output)
+        show(result, beside=output)
         return
     (found,) = predictor.fill_spans([text or ""], how)
-    show({"source": text, **found}, as_json, lines=generated_lines, account=generation_line)
+    show({"source": text, **found}, lines=generated_lines, account=generation_line)
 
 
 def _check_one_or_file(

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from maskloom.cli.options import (
-    AsJson,
     BadText,
+    Commands,
     Out,
     Resume,
     Texts,
@@ -24,7 +24,7 @@ from maskloom.errors import UsageError
 from maskloom.runs.display import terminal_progress
 from maskloom.words.settings import WordsRecipe
 
-words_app = typer.Typer()
+words_app = Commands()
 
 
 def _flag(name: str) -> Any:
@@ -61,7 +61,6 @@ def train(
     resume: Resume = False,
     threads: Any,
     on_bad_text: BadText = "error",
-    as_json: AsJson = False,
 ) -> None:
     """Train word vectors on text with one sentence per line."""
     from maskloom.runs.run_folder import RECIPE, check_run_folder
@@ -73,7 +72,7 @@ def train(
 
     shown = terminal_progress()
     result = train_words(texts, recipe, out=out, form=form, resume=resume, on_bad_text=on_bad_text, progress=shown)
-    show(result, as_json)
+    show(result)
 
 
 def _recipe(given: dict[str, Any], started: Path | None = None) -> Any:
@@ -103,7 +102,6 @@ def pairs(
     sentences: Annotated[list[str], typer.Argument(help="Sentences, each in quotes.")],
     *,
     how: Any,
-    as_json: AsJson = False,
 ) -> None:
     """Show the training pairs of sentences with full windows, without random window widths or subsampling."""
     from maskloom.words.text import training_pairs
@@ -111,7 +109,7 @@ def pairs(
     recipe = _recipe(how)
     found = [pair for sentence in sentences for pair in training_pairs(sentence, recipe)]
     lines = [f"{' '.join(context)} -> {target}" for context, target in found]
-    show([{"from": context, "to": target} for context, target in found], as_json, lines=lambda _: lines)
+    show([{"from": context, "to": target} for context, target in found], lines=lambda _: lines)
 
 
 @words_app.command("neighbours")
@@ -119,14 +117,13 @@ def neighbours(
     vectors: Vectors,
     words: Annotated[list[str], typer.Argument(help="Words.")],
     number: Number = 10,
-    as_json: AsJson = False,
 ) -> None:
     """Show the nearest words by cosine similarity."""
     from maskloom.runs.words import neighbours as run
 
     found = run(vectors, words, number)
     lines = [line for word, near in found.items() for line in (word, *_lines(near))]
-    show(found, as_json, lines=lambda _: lines)
+    show(found, lines=lambda _: lines)
 
 
 def _lines(near: list[tuple[str, float]]) -> list[str]:
@@ -138,7 +135,6 @@ def analogies(
     vectors: Vectors,
     words: Annotated[list[str], typer.Argument(help="Three words A, B and C: A is to B as C is to the answer.")],
     number: Number = 10,
-    as_json: AsJson = False,
 ) -> None:
     """Solve "A is to B as C is to ...": show the words nearest to B - A + C."""
     if len(words) != 3:
@@ -146,7 +142,7 @@ def analogies(
     from maskloom.runs.words import open_vectors
 
     found = open_vectors(vectors).analogy(words[0], words[1], words[2], number)
-    show(found, as_json, lines=lambda _: [f"{words[0]} : {words[1]} = {words[2]} :", *_lines(found)])
+    show(found, lines=lambda _: [f"{words[0]} : {words[1]} = {words[2]} :", *_lines(found)])
 
 
 @words_app.command("evaluate")
@@ -160,14 +156,13 @@ def evaluate(
         typer.Option(help="Questions of four words in word2vec's format (questions-words.txt), or a .csv. Repeatable."),
     ] = None,
     most: Annotated[int, typer.Option(min=2, help="Analogies: number of frequent words to search.")] = 30_000,
-    as_json: AsJson = False,
 ) -> None:
     """Score vectors on human similarity judgements (Spearman) and analogies (accuracy)."""
     if not analogies:
         refuse("it limits where the answers of --analogies are searched; leave it out", "most")
     from maskloom.runs.words import evaluate_words
 
-    show(evaluate_words(vectors, pairs or (), analogies or (), most), as_json)
+    show(evaluate_words(vectors, pairs or (), analogies or (), most))
 
 
 @words_app.command("plot")
@@ -175,9 +170,8 @@ def plot(
     vectors: Vectors,
     words: Annotated[list[str], typer.Argument(help="Words.")],
     out: Annotated[Path, typer.Option(help="The HTML page to write.")],
-    as_json: AsJson = False,
 ) -> None:
     """Plot words on the first two principal components of their vectors, in a self-contained page."""
     from maskloom.runs.words import plot_words
 
-    show(plot_words(vectors, words, out), as_json)
+    show(plot_words(vectors, words, out))

@@ -65,7 +65,7 @@ class Stages:
             self._held = read_json_object(path)
             if not {"settings", "results", "seconds"} <= self._held.keys():
                 raise DataError(f"{path}: lacks settings, results or seconds; choose another --out")
-            if self._held["settings"] != settings:
+            if self._held["settings"] != (settings := json.loads(json.dumps(settings))):  # JSON has no tuples
                 both = (self._held["settings"], settings)
                 told = [", ".join(f"{name} {value!r}" for name, value in given.items()) for given in both]
                 raise ConfigError(f"{path.parent} was started with {told[0]}, this is {told[1]}; choose another --out")

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from maskloom.errors import amount
 from maskloom.reproduce.experiments import Trend
 from maskloom.reproduce.results import trend_row, verdict_text, write_page
-from maskloom.runs.charts import Line, line_chart
+from maskloom.runs.charts import Chart, Line, colour, line_chart
 from maskloom.runs.display import SILENT, Progress
-from maskloom.runs.report.page import Chart
 
 SIZE, KERNEL, NEIGHBORS = 64, 3, 8
 LENGTHS = (256, 512, 1024, 2048, 4096)
@@ -129,7 +128,7 @@ def transformer_table_1(out: Path, _: Progress = SILENT) -> dict[str, Any]:
         torch.set_num_threads(threads)
     rows, times, paths, told = [], list[Line](), list[Line](), list[str]()
     for number, (name, layer) in enumerate(layers().items()):
-        (operations, stated, path), row, style = _STATED[name], found[name], f"c{number}"
+        (operations, stated, path), row, style = _STATED[name], found[name], colour(number)
         row["paths"] = [num_layers_between_ends(layer, length) for length in _PATHS]
         row["layers"] = row["paths"][_PATHS.index(_SHORT)]
         exponent, unstable = f"{row['exponent']:.2f}", ", ".join(map(str, row["unstable"]))

@@ -66,14 +66,11 @@ class Plan:
 
     def _recipe(self, name: str, settings: Sequence[str], seed: int, path: Path | None = None) -> Any:
         """Return a recipe, by default the scale's, with settings and then the user's own."""
-        of_scale, published = (
-            Path(__file__).with_name(f"{self.scale}-{name}.toml"),
-            SHIPPED / f"{_PUBLISHED[name]}.toml",
-        )
+        if path is None and self.scale == "paper":
+            path = SHIPPED / f"{_PUBLISHED[name]}.toml"
+        path = path or Path(__file__).with_name(f"{self.scale}-{name}.toml")
         changes = [f"seed={seed}", *settings, *self.overrides.get(name, ())]
-        return load_recipe(
-            KINDS[name], path or (published if self.scale == "paper" else of_scale), changes, begin=f"{name}."
-        )
+        return load_recipe(KINDS[name], path, changes, begin=f"{name}.")
 
     def check(self) -> None:
         """Raise ConfigError if any recipe is invalid, or does not give what the experiment compares."""

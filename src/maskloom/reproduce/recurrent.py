@@ -20,9 +20,8 @@ from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.recurrent import RecurrentDecoder
 from maskloom.models.recurrent_config import GruConfig, LstmConfig, RecurrentConfig, RnnConfig
 from maskloom.reproduce.results import write_page
-from maskloom.runs.charts import Line, heat_map, line_chart
+from maskloom.runs.charts import Chart, Line, colour, heat_map, line_chart
 from maskloom.runs.display import SILENT, Progress
-from maskloom.runs.report.page import NUM_COLOURS, Chart
 
 _UNITS, _STEPS_BACK, _RATE, _BATCH, _EXPLODING = 32, 50, 3e-3, 32, 1.2
 _BEGIN, _END, _DIGITS = 10, 11, 10
@@ -179,14 +178,11 @@ def rnn_gradients(
     sizes |= {"causal": True, "hidden_dropout_prob": 0.0}
     accuracies, gates = dict[str, dict[int, float]](), dict[str, dict[str, dict[float, float]]]()
     for name, make in _MEMORIES.items():
-        progress.begin(f"{name}: first tokens of {len(lengths)} lengths", len(lengths))
         accuracies[name] = {}
-        for number, length in enumerate(lengths, start=1):
+        for length in progress.each(f"{name}: first tokens of {len(lengths)} lengths", lengths):
             network, accuracies[name][length] = first_token_network(make(**sizes), length, num_steps=num_steps)
-            progress.advance(number)
-            if name.startswith("LSTM") and number == len(lengths):
+            if name.startswith("LSTM") and length == lengths[-1]:
                 gates[name] = gate_shares(network, length)
-    progress.end()
     limits = {"clipped at 1": 1.0, "not clipped": None}
     clipped = {name: exploding_losses(limit, num_steps=num_steps) for name, limit in limits.items()}
     what = "norm of the gradient by steps back in time, for several spectral radii of the recurrent matrix"
@@ -327,4 +323,4 @@ def _shares(rows: Mapping[str, Mapping[Any, float]], x_name: str, y_name: str) -
 
 
 def _lines(rows: Mapping[str, Mapping[Any, float]]) -> list[Line]:
-    return [Line(name, [*row.items()], f"c{at % NUM_COLOURS}") for at, (name, row) in enumerate(rows.items())]
+    return [Line(name, [*row.items()], colour(at)) for at, (name, row) in enumerate(rows.items())]

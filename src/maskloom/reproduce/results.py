@@ -11,8 +11,7 @@ from typing import Any
 from maskloom.errors import amount
 from maskloom.objectives.pretraining import unigram_of
 from maskloom.reproduce.experiments import LOSS, Experiment, experiment_of
-from maskloom.runs.charts import DotRow, Line, dot_chart, line_chart, write_html
-from maskloom.runs.report.page import NUM_COLOURS, Chart
+from maskloom.runs.charts import Chart, DotRow, Line, colour, dot_chart, line_chart, write_html
 from maskloom.runs.run_folder import environment
 from maskloom.runs.task_summaries import markdown_of
 from maskloom.system.devices import chosen_device
@@ -245,7 +244,7 @@ def _charts(experiment: Experiment, results: Mapping[str, Any]) -> list[Chart]:
         values = {arm.name: [value / unit for value in found[arm.name]] for arm in experiment.arms if arm.name in found}
         each = "fifth of the text" if column == LOSS else "seed"
         how = {"name": f"{name}, one dot per {each}", "as_percent": unit == 100}
-        rows = (DotRow(arm, row, f"c{number % NUM_COLOURS}") for number, (arm, row) in enumerate(values.items()))
+        rows = (DotRow(arm, row, colour(number)) for number, (arm, row) in enumerate(values.items()))
         curves = experiment.is_curve
         svg = _curves(experiment, values, level, name) if curves else dot_chart([*rows], level=level, **how)
         charts.append(Chart(name, svg))
@@ -256,7 +255,7 @@ def _curves(experiment: Experiment, values: Mapping[str, list[float]], level: tu
     """Return a chart of each model's mean over the steps of pre-training; behind it, a thin line per seed."""
     lines, arms = [], [arm for arm in experiment.arms if arm.name in values]
     for number, model in enumerate(dict.fromkeys(arm.model for arm in arms)):
-        own, style = [arm for arm in arms if arm.model == model], f"c{number % NUM_COLOURS}"
+        own, style = [arm for arm in arms if arm.model == model], colour(number)
         curve, num_seeds = own[0].name.rpartition(" ")[0], len(values[own[0].name])
         for seed in range(num_seeds) if num_seeds > 1 else ():
             points = [(100 * arm.at, values[arm.name][seed]) for arm in own]

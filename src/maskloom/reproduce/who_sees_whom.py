@@ -15,9 +15,8 @@ from maskloom.models.elmo_config import ElmoConfig
 from maskloom.models.encoder import Encoder
 from maskloom.models.gpt_config import GptConfig
 from maskloom.reproduce.results import write_page
-from maskloom.runs.charts import heat_map
+from maskloom.runs.charts import Chart, heat_map
 from maskloom.runs.display import SILENT, Progress
-from maskloom.runs.report.page import Chart
 
 LENGTH = 6
 _SIZES: dict[str, Any] = {

@@ -34,6 +34,15 @@ _SMALLEST_CELL, _LARGEST_CELL = 15, 26
 
 
 @dataclass(frozen=True)
+class Chart:
+    """A chart of a page with its heading, and one sentence on how to read it."""
+
+    title: str
+    svg: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Line:
     """Points (x, y) in the CSS class `style`; `is_faint` draws them thin and behind, `has_dots` marks them if few."""
 
@@ -51,6 +60,11 @@ class DotRow:
     name: str
     values: Sequence[float]
     style: str
+
+
+def colour(number: int) -> str:
+    """Return the CSS class of a curve or dot by its number; colours repeat after six."""
+    return f"c{number % 6}"
 
 
 def line_chart(
@@ -94,7 +108,7 @@ def line_chart(
         if not line.is_faint and line.points:
             parts += [
                 f'<circle class="dot {line.style}" cx="{x_place(x):.1f}" cy="{y_place(y):.1f}" r="3">'
-                f"<title>{escape(line.name)}: {_figure(y, as_percent, exact=True)} at {x:g}</title></circle>"
+                f"<title>{escape(line.name)}: {_figure(y, as_percent, exact=True)} at {x:.10g}</title></circle>"
                 for x, y in (line.points if line.has_dots and len(line.points) <= _MAX_DOTS else line.points[-1:])
             ]
             ends.append((y_place(line.points[-1][1]), line.name, f"name {line.style}"))
@@ -268,7 +282,7 @@ def _cut(name: str, most: int = _MAX_NAME) -> str:
 def _figure(value: float, as_percent: bool, *, exact: bool = False) -> str:
     if as_percent:
         return f"{value:.1%}" if exact else f"{100 * value:.3g}%"
-    return (f"{value:.3f}" if abs(value) >= 0.1 else f"{value:.3g}") if exact else f"{value:,.6g}"
+    return (f"{value:.3f}" if abs(value) >= 0.1 else f"{value:.3g}") if exact else f"{value:,.10g}"
 
 
 def _stroke(style: str, start: tuple[float, float], end: tuple[float, float]) -> str:

@@ -24,6 +24,7 @@ from maskloom.data.corpus.documents import (
 from maskloom.data.corpus.estimate import estimated_corpus
 from maskloom.data.corpus.manifest import describe_file
 from maskloom.errors import ConfigError, DataError
+from maskloom.runs.display import three_digits
 from maskloom.system.fault_points import fault_point
 from maskloom.system.files import naming_disk, replacing_folder, write_json
 from maskloom.system.folder_lock import alone_in_folder
@@ -129,7 +130,7 @@ def _look_at(
 
 def _size(num_bytes: float) -> str:
     power = min(4, int(math.log10(max(1.0, num_bytes))) // 3)
-    return f"{num_bytes / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
+    return f"{three_digits(num_bytes / 1000**power)} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
 REPORT = "vocabulary_report.json"

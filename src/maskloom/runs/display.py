@@ -6,11 +6,12 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from maskloom.errors import amount
 
+Item = TypeVar("Item")
 _SECONDS = 5.0  # from which the time of a stage is estimated
 # Control characters, lone surrogates (bytes of a file name that are not UTF-8), line separators and invisible
 # bidirectional controls.
@@ -68,6 +69,19 @@ def in_words(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
+def three_digits(number: float) -> str:
+    """Return a number with three digits; a larger one as a whole number, never with an exponent."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def shown_count(number: float) -> str:
+    """Return a large number with three digits and its unit in words."""
+    for unit, name in ((1e9, "billion"), (1e6, "million")):
+        if number >= unit:
+            return f"{three_digits(number / unit)} {name}"
+    return f"{number:,.0f}"
+
+
 def _is_none(value: Any) -> bool:
     return value is None or (isinstance(value, str | list | tuple | dict) and not value)
 
@@ -90,7 +104,7 @@ def _in_line(value: Any, key: str = "") -> str:
 def formatted(value: Any) -> str:
     """Return a value as text: four digits of a float, a long list by its length."""
     if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+        return f"{value:.4g}" if abs(value) < 9999.5 else f"{value:,.0f}"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     if isinstance(value, list | tuple):
@@ -112,6 +126,14 @@ class Progress:
 
     def end(self) -> None:
         """Finish the stage."""
+
+    def each(self, what: str, items: Sequence[Item]) -> Iterator[Item]:
+        """Yield items as the units of a stage."""
+        self.begin(what, len(items))
+        for number, item in enumerate(items, start=1):
+            yield item
+            self.advance(number)
+        self.end()
 
 
 SILENT = Progress()

@@ -48,12 +48,7 @@ def doctor(*, seconds: float = 10.0, progress: Progress = SILENT) -> dict[str, A
     devices = found_devices()
     trials = [(device, precision) for device in devices for precision in _precisions(device)]
     expected = _losses(torch.device("cpu"), "fp32")
-    progress.begin("checking devices", len(trials))
-    checks = []
-    for number, (device, precision) in enumerate(trials, start=1):
-        checks.append(_checked(device, precision, expected, seconds / len(trials)))
-        progress.advance(number)
-    progress.end()
+    checks = [_checked(*trial, expected, seconds / len(trials)) for trial in progress.each("checking devices", trials)]
     device = chosen_device()
     return {
         **environment(),

@@ -31,7 +31,7 @@ from maskloom.runs.finetune_restarts import heads_of as task_heads
 from maskloom.runs.finetune_restarts import start_of
 from maskloom.runs.first_look import check_onnx
 from maskloom.runs.model_writing import check_new_folder, filled, finetuning_card, pretraining_card, write_model_folder
-from maskloom.runs.pretrain import evaluated_at, start_config
+from maskloom.runs.pretrain import logged_metrics, start_config
 from maskloom.runs.pretraining_plan import heads_of
 from maskloom.runs.run_folder import METRICS, RECIPE, TASK, described_model, kind_of_run, run_id
 from maskloom.system.files import copy_files, replacing, replacing_folder
@@ -73,7 +73,7 @@ def export(run: Path, out: Path, *, step: int | None = None, stage: str | None =
         raise ConfigError(f"{run}: no checkpoint of {', '.join(asked) or 'any step'}; available: {held or 'none yet'}")
     stage, checkpoint = chosen
     step = step_of(checkpoint)
-    scores = evaluated_at(run, stage, step)
+    scores = logged_metrics(run, "evaluation", stage, step) or {}
     if isinstance(recipe, PretrainRecipe):
         _export_pretraining(checkpoint, out, recipe, content, scores)
     else:

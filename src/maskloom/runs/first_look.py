@@ -137,6 +137,8 @@ def read_context(path: str | Path) -> str:
     """Return a text file's content, line ends unchanged; raises DataError if it is no text in UTF-8, or too large."""
     is_piped = str(path) == "-"
     content = sys.stdin.buffer.read(_MAX_TEXT_BYTES + 1) if is_piped else read_bytes(path, limit=_MAX_TEXT_BYTES)
+    if len(content) > _MAX_TEXT_BYTES:  # before decoding: the end may cut a character in two
+        raise DataError(f"{path}: larger than {_MAX_TEXT_BYTES:,} bytes, the limit for one search")
     try:
         text = content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
@@ -146,8 +148,6 @@ def read_context(path: str | Path) -> str:
     if "\0" in text:
         line = content.count(b"\n", 0, content.index(b"\0")) + 1
         raise DataError(f"{path}: line {line}: contains a NUL character; expected UTF-8 text (is this UTF-16?)")
-    if len(content) > _MAX_TEXT_BYTES:
-        raise DataError(f"{path}: larger than {_MAX_TEXT_BYTES:,} bytes, the limit for one search")
     if not text.strip():
         raise DataError(f"{path}: the file is empty; it should hold the text to look for answers in")
     return text

@@ -73,7 +73,8 @@ class Card:
             f"Opens with `maskloom.load(folder)`{opens}.\n"
         )
         if self.metrics:
-            rows = "\n".join(f"| {name} | {value:.6g} |" for name, value in _numbers(self.metrics).items())
+            shown = {name: f"{x:.6g}" if x < 999_999.5 else f"{x:.0f}" for name, x in _numbers(self.metrics).items()}
+            rows = "\n".join(f"| {name} | {value} |" for name, value in shown.items())
             text += f"\nMeasured on {printable(self.dataset)}:\n\n| metric | value |\n|---|---|\n{rows}\n"
         if self.recipe is not None:
             text += f"\nTrained with maskloom:\n\n```toml\n{recipe_toml(self.recipe)}```\n"

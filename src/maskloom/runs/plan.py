@@ -19,10 +19,9 @@ from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.carrying import with_carry
 from maskloom.objectives.pretraining import PRETRAINING
-from maskloom.runs.display import SILENT, Progress, aligned, in_words
+from maskloom.runs.display import SILENT, Progress, aligned, in_words, shown_count, three_digits
 from maskloom.runs.pretrain import bytes_of_weights, initial_model
 from maskloom.runs.pretraining_plan import PhasePlan, check_corpus, check_model, config_for, phase_plans
-from maskloom.runs.start_summary import shown_count
 from maskloom.system.devices import chosen_device, describe_device
 from maskloom.system.resources import available_memory
 from maskloom.training.faults.memory import kept_bytes, kept_memory
@@ -65,15 +64,12 @@ def plan_pretraining(
     device = chosen_device(recipe.training.device)
     free = free_memory(device)
     train, _ = split_documents(opened, recipe.data.held_out_fraction, seed=recipe.seed)
-    progress.begin("measuring", len(recipes))
     rows, too_large = [], []
-    for number, one in enumerate(recipes, start=1):
+    for one in progress.each("measuring", recipes):
         if free is not None and 4 * bytes_of_weights(config_for(one, opened.tokenizer), one) > free:
             too_large.append(one.model.size)
-            continue
-        rows.append(_size_plan(one, opened, train, device, seconds, curves))
-        progress.advance(number)
-    progress.end()
+        else:
+            rows.append(_size_plan(one, opened, train, device, seconds, curves))
     with_loss = [row for row in rows if row["reference_loss"] is not None]
     is_choice = recipe.training.minutes is not None and len(with_loss) > 1
     return {
@@ -252,7 +248,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         f"{row['tokens_per_second']:,.0f}",
         f"{row['steps']:,}",
         shown_count(row["tokens"]),
-        f"{row['epochs']:.3g}",
+        three_digits(row["epochs"]),
         f"{row['flops']:.2g}",
         in_words(row["seconds"]),
         f"{row['memory'] / 2**30:.1f} GiB",

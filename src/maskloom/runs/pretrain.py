@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from maskloom.checkpoints.huggingface import CONFIG, LoadReport, load_model, read_model_config
+from maskloom.checkpoints.huggingface import CONFIG, load_model, read_model_config
 from maskloom.config import PretrainRecipe, TrainingSection
 from maskloom.data.corpus.opening import Corpus, split_documents
 from maskloom.data.loader import Loader
@@ -57,7 +57,7 @@ from maskloom.training.loop import evaluate
 from maskloom.training.precision import in_precision
 from maskloom.training.ranks.ranks import Ranks, joined_ranks
 from maskloom.training.session import TrainingSession
-from maskloom.training.state import StepReport, TrainState
+from maskloom.training.state import TrainState
 
 _EVALUATION_BATCH = 64
 _BELOW_UNIGRAM = 0.1  # nats; a smaller advantage over word frequencies is no use of context
@@ -178,7 +178,9 @@ def initial_model(recipe: PretrainRecipe, corpus: Corpus, init: Path | None) -> 
         model = build_model(config, heads=heads_of(recipe, config), seed=recipe.seed)
         return model, take_word_vectors(model, recipe.model, corpus.tokenizer)
     model, report = load_model(init, heads=heads_of(recipe, config), seed=recipe.seed)
-    return model, [*_new_parts(report), *repeated_text_lines(init, corpus.fingerprint)]
+    new = dict.fromkeys(".".join(name.split(".")[:2]) for name in report.new_parameters)
+    said = [f"random weights, missing from the initial model: {', '.join(new)}"] if new else []
+    return model, [*said, *repeated_text_lines(init, corpus.fingerprint)]
 
 
 def _check_vocabulary(init: Path, config: ModelConfig, corpus: Corpus) -> None:
@@ -198,12 +200,6 @@ def _check_vocabulary(init: Path, config: ModelConfig, corpus: Corpus) -> None:
             raise ConfigError(f"{init}: its vocabulary of {counts} {where}; {hint}")
     if len(pieces) > num_embedded:
         raise ConfigError(f"{init}: it embeds {num_embedded} pieces, the corpus was built with {len(pieces)}; {hint}")
-
-
-def _new_parts(report: LoadReport) -> list[str]:
-    """Return a sentence on the parts that a model folder lacks and that start from random weights, or []."""
-    new = dict.fromkeys(".".join(name.split(".")[:2]) for name in report.new_parameters)
-    return [f"random weights, missing from the initial model: {', '.join(new)}"] if new else []
 
 
 def _check_start(recipe: PretrainRecipe, corpus: Corpus, init: Path | None, ranks: Ranks) -> None:
@@ -285,7 +281,7 @@ class _Run:
         whole, stage = self.ranks.whole(self.model), plans[0].name
         if not self.ranks.is_first:
             return {}
-        if logged := evaluated_at(self.out, stage, 0):
+        if logged := logged_metrics(self.out, "evaluation", stage, 0):
             return logged
         metrics = self.held_out_metrics(plans[-1], whole)
         if metrics:
@@ -349,7 +345,9 @@ class _Run:
                 checkpoints=self.out / "checkpoints" / plan.name,
                 log=log,
                 evaluate=measure,
-                on_step=lambda report: progress.advance(report.step, **_figures(report)),
+                on_step=lambda report: progress.advance(
+                    report.step, **report.losses, tokens_per_s=report.num_tokens / report.seconds
+                ),
                 on_metrics=lambda step, metrics: progress.say(f"step {step}: {describe_metrics(metrics)}"),
                 say=progress.say,
                 name=plan.name,
@@ -360,7 +358,7 @@ class _Run:
             if verify:
                 verify_resuming(session)
             start = session.resume()
-            finished = _logged(self.out, "finished", plan.name, start) if ranks.is_first else None
+            finished = logged_metrics(self.out, "finished", plan.name, start) if ranks.is_first else None
             if session.is_over() and ranks.any_(finished is not None):
                 return finished or {}, state.position
             if start == 0 and ranks.is_first:
@@ -397,10 +395,6 @@ class _Run:
         write_json(out / METRICS, metrics)
 
 
-def _figures(report: StepReport) -> dict[str, float]:
-    return {**report.losses, "tokens_per_s": report.num_tokens / report.seconds}
-
-
 def _with_defaults(settings: TrainingSection) -> TrainingSection:
     """Evaluate and save ten times in the first planned steps by default; a time budget sets its own intervals."""
     if settings.minutes is not None:
@@ -410,18 +404,12 @@ def _with_defaults(settings: TrainingSection) -> TrainingSection:
     return settings.model_copy(update=update)
 
 
-def evaluated_at(out: Path, stage: str, step: int) -> dict[str, float]:
-    """Return the metrics of a stage's last evaluation at a step, from the run's log; {} if there is none."""
-    return _logged(out, "evaluation", stage, step) or {}
-
-
-def _logged(out: Path, name: str, stage: str, step: int) -> dict[str, float] | None:
-    """Return the metrics of the last event of that name at a stage's step, or None."""
-    path = out / "events.jsonl"
-    events = read_events(path) if path.exists() else []
-    wanted = (name, stage, step)
-    found = [event["metrics"] for event in events if (event["event"], event.get("stage"), event.get("step")) == wanted]
-    return found[-1] if found else None
+def logged_metrics(out: Path, event: str, stage: str, step: int) -> dict[str, float] | None:
+    """Return the metrics of the last event of that name at a stage's step, from the run's log; None without one."""
+    path, wanted = out / "events.jsonl", (event, stage, step)
+    events = reversed(read_events(path)) if path.exists() else ()
+    found = (one for one in events if (one["event"], one.get("stage"), one.get("step")) == wanted)
+    return next((one["metrics"] for one in found), None)
 
 
 def _held_out_line(corpus: Corpus, held_out: np.ndarray) -> str:

@@ -224,7 +224,7 @@ def _placed(recipe: Section) -> Section:
 def _check_inputs(out: Path, inputs: dict[str, Any], places: dict[str, Path]) -> None:
     content = described(out)
     known, paths = content["inputs"], content["paths"]
-    for name, value in inputs.items():
+    for name, value in json.loads(json.dumps(inputs)).items():  # as stored: JSON has no tuples
         if known.get(name) != value:
             if name not in known:
                 raise ConfigError(f"{out}: the run was started without {name}; leave it out, or choose another --out")

@@ -19,15 +19,7 @@ from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.finetune import LabelledFiles, finetune, source_of
 from maskloom.runs.first_look import with_task
 from maskloom.runs.run_folder import RECIPE, RESULTS, described, input_sums, prepare_run_folder, undo_run
-from maskloom.runs.search_space import (
-    Space,
-    ValueRange,
-    grid_settings,
-    recipe_with,
-    settings_text,
-    space_as_data,
-    space_of_data,
-)
+from maskloom.runs.search_space import Space, grid_settings, recipe_with, settings_text
 from maskloom.runs.task_summaries import markdown_of, ranked, search_rows
 from maskloom.system.files import copy_files, replacing_folder, write_json, write_text
 from maskloom.system.folder_lock import FolderLostError, alone_in_folder
@@ -91,7 +83,7 @@ def search(
     space, method, num_trials = trials.space, trials.method, trials.number
     stored = read_json_object(out / PLAN) if resume and (out / PLAN).exists() else None
     if stored is not None:
-        space = space_of_data(stored["space"]) if space is None else space
+        space = stored["space"] if space is None else space
         method, num_trials = method or stored["method"], num_trials or stored["num_trials"]
         data = data.as_told(stored, described(out)["paths"])
     if space is None and method in (None, "grid"):
@@ -105,7 +97,7 @@ def search(
     told = {
         "method": method,
         "num_trials": num_trials,
-        "space": space_as_data(space),
+        "space": space,
         "reading": data.reading_told(stored or {}),
         "metric": data.metric,
     }
@@ -142,7 +134,7 @@ def _listed_settings(
         raise ConfigError("optuna needs the number of trials (--trials)")
     if not space:
         raise ConfigError("optuna needs something to search: --grid training.learning_rate=1e-5..1e-4")
-    values_of = {key: (one.low, one.high) if isinstance(one, ValueRange) else one for key, one in space.items()}
+    values_of = {key: [one["low"], one["high"]] if isinstance(one, dict) else one for key, one in space.items()}
     first, last = ({key: values[place] for key, values in values_of.items()} for place in (0, -1))
     for key, value in ((key, value) for key, values in values_of.items() for value in values):
         try:
@@ -194,19 +186,14 @@ def _trial(setup: _Search, number: int, settings: dict[str, Any]) -> dict[str, A
 
 
 def _outcome_of(setup: _Search, trial: dict[str, Any], total: int) -> dict[str, Any]:
-    """Return the record of a trial, running it unless it has one."""
-    if (record := _kept_outcome(setup.out, trial)) is None:
+    """Return the record of a trial, running it unless it is done or has failed numerically."""
+    path = setup.out / "trials" / f"{trial['name']}.json"
+    record = read_json_object(path) if path.exists() else {"status": "open", "error": ""}
+    if record["status"] != "done" and not record["error"].startswith("NumericalError"):
         setup.progress.say(f"trial {trial['number']} of {total}: {settings_text(trial['settings'])}")
         record = _run_trial(setup, trial)
-        write_json(setup.out / "trials" / f"{trial['name']}.json", record)
+        write_json(path, record)
     return record
-
-
-def _kept_outcome(out: Path, trial: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the record of a trial that is not run again: one that is done, or that failed numerically."""
-    path = out / "trials" / f"{trial['name']}.json"
-    record = read_json_object(path) if path.exists() else {"status": "open", "error": ""}
-    return record if record["status"] == "done" or record["error"].startswith("NumericalError") else None
 
 
 def _run_trial(setup: _Search, trial: dict[str, Any]) -> dict[str, Any]:
@@ -325,12 +312,12 @@ def next_proposal(
     choices = optuna.distributions
     distributions: dict[str, Any] = {}
     for key, values in space.items():
-        if not isinstance(values, ValueRange):
+        if not isinstance(values, dict):
             distributions[key] = choices.CategoricalDistribution(list(values))
-        elif values.kind == "int":
-            distributions[key] = choices.IntDistribution(int(values.low), int(values.high))
+        elif all(isinstance(end, int) for end in values.values()):
+            distributions[key] = choices.IntDistribution(int(values["low"]), int(values["high"]))
         else:
-            distributions[key] = choices.FloatDistribution(values.low, values.high, log=True)
+            distributions[key] = choices.FloatDistribution(**values, log=True)
     study = optuna.create_study(direction="maximize")
     for settings, score in tried:
         if score is not None:

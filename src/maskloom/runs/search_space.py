@@ -6,60 +6,54 @@ import itertools
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, TypedDict
 
 from maskloom.config import FinetuneRecipe, validate_recipe
 from maskloom.errors import ConfigError
 from maskloom.recipe_files import put_value
 from maskloom.runs.display import formatted
 
-GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
+GRIDS: dict[str, dict[str, Sequence[Any]]] = {
     # BERT paper, A.3: the values that worked well across all tasks; every combination is tried.
     "paper": {
-        "training.batch_size": (16, 32),
-        "training.learning_rate": (5e-5, 3e-5, 2e-5),
-        "training.epochs": (2.0, 3.0, 4.0),
+        "training.batch_size": [16, 32],
+        "training.learning_rate": [5e-5, 3e-5, 2e-5],
+        "training.epochs": [2.0, 3.0, 4.0],
     },
     # BERT paper, 4.1: the values from which its GLUE results were selected.
     "small": {
-        "training.batch_size": (32,),
-        "training.learning_rate": (5e-5, 4e-5, 3e-5, 2e-5),
-        "training.epochs": (3.0,),
+        "training.batch_size": [32],
+        "training.learning_rate": [5e-5, 4e-5, 3e-5, 2e-5],
+        "training.epochs": [3.0],
     },
     # The values with which the published models smaller than base were fine-tuned.
     "minis": {
-        "training.batch_size": (8, 16, 32, 64, 128),
-        "training.learning_rate": (3e-4, 1e-4, 5e-5, 3e-5),
-        "training.epochs": (4.0,),
+        "training.batch_size": [8, 16, 32, 64, 128],
+        "training.learning_rate": [3e-4, 1e-4, 5e-5, 3e-5],
+        "training.epochs": [4.0],
     },
     "none": {},
 }
 
 
-@dataclass(frozen=True)
-class ValueRange:
+class ValueRange(TypedDict):
     """All numbers from `low` to `high`: integers if both ends are, else floats drawn log-uniformly."""
 
     low: int | float
     high: int | float
 
-    @property
-    def kind(self) -> Literal["int", "float"]:
-        """Return "int" if both ends are integers, else "float"."""
-        return "int" if isinstance(self.low, int) and isinstance(self.high, int) else "float"
-
 
 Space = Mapping[str, Sequence[Any] | ValueRange]
+"""Recipe keys with their values, a list or a range, as search.json stores them."""
 
 
-def parse_space(arguments: Sequence[str]) -> dict[str, tuple[Any, ...] | ValueRange]:
+def parse_space(arguments: Sequence[str]) -> dict[str, Sequence[Any] | ValueRange]:
     """Return recipe keys with their values from arguments such as `training.batch_size=16,32` or a grid's name.
 
     `low..high` is a range. An explicit key overrides the same key of a named grid. Raises ConfigError for anything
     else, for a key without values or given twice, and for a value that appears twice.
     """
-    space: dict[str, tuple[Any, ...] | ValueRange] = {}
+    space: dict[str, Sequence[Any] | ValueRange] = {}
     given: set[str] = set()
     for argument in arguments:
         key, separator, text = (part.strip() for part in argument.partition("="))
@@ -77,25 +71,13 @@ def parse_space(arguments: Sequence[str]) -> dict[str, tuple[Any, ...] | ValueRa
     return space
 
 
-def space_as_data(space: Space) -> dict[str, Any]:
-    """Return a space as plain JSON values."""
-    return {
-        key: {"low": values.low, "high": values.high} if isinstance(values, ValueRange) else list(values)
-        for key, values in space.items()
-    }
-
-
-def space_of_data(data: Mapping[str, Any]) -> dict[str, tuple[Any, ...] | ValueRange]:
-    """Return the space from the output of `space_as_data`."""
-    return {key: ValueRange(**values) if isinstance(values, dict) else tuple(values) for key, values in data.items()}
-
-
 def grid_settings(space: Space) -> list[dict[str, Any]]:
     """Return all combinations of a grid, the last key changing fastest, or one empty one for {}; refuses a range."""
     choices = []
     for key, values in space.items():
-        if isinstance(values, ValueRange):
-            raise ConfigError(f"{key} = {values.low}..{values.high}: a grid needs a list of values; ranges need optuna")
+        if isinstance(values, dict):
+            span = f"{values['low']}..{values['high']}"
+            raise ConfigError(f"{key} = {span}: a grid needs a list of values; ranges need optuna")
         choices.append(values)
     return [dict(zip(space, values, strict=True)) for values in itertools.product(*choices)]
 
@@ -119,7 +101,7 @@ def settings_text(settings: Mapping[str, Any]) -> str:
     return ", ".join(texts) or "recipe settings"
 
 
-def _parse_values(argument: str, text: str) -> tuple[Any, ...] | ValueRange:
+def _parse_values(argument: str, text: str) -> Sequence[Any] | ValueRange:
     low, dots, high = text.partition("..")
     if dots and "," not in text:
         return _parse_range(argument, low, high)
@@ -132,7 +114,7 @@ def _parse_values(argument: str, text: str) -> tuple[Any, ...] | ValueRange:
     for index, value in enumerate(values):
         if value in values[:index]:
             raise ConfigError(f"--grid {argument!r:.200}: {value!r:.60} appears twice")
-    return tuple(values)
+    return values
 
 
 def _parse_range(argument: str, low: str, high: str) -> ValueRange:
@@ -143,7 +125,6 @@ def _parse_range(argument: str, low: str, high: str) -> ValueRange:
         first = last = math.nan
     if not {type(first), type(last)} <= {int, float} or not -math.inf < first < last < math.inf:
         raise ConfigError(f"--grid {argument!r:.200}: a range is two numbers, the lower one first: 1e-5..1e-4")
-    found = ValueRange(first, last)
-    if found.kind == "float" and found.low <= 0:
+    if float in (type(first), type(last)) and first <= 0:
         raise ConfigError(f"--grid {argument!r:.200}: a range of fractions is logarithmic, so it must begin above 0")
-    return found
+    return {"low": first, "high": last}

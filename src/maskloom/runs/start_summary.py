@@ -9,6 +9,7 @@ from maskloom.config import FinetuneRecipe, FinetuneTraining, PretrainRecipe, Tr
 from maskloom.data.loader import Account
 from maskloom.errors import ConfigError, amount
 from maskloom.models.assembled import EncoderWithHeads
+from maskloom.runs.display import shown_count, three_digits
 from maskloom.runs.pretraining_plan import PhasePlan
 from maskloom.runs.run_folder import described
 from maskloom.tasks.encoding import EncodedData
@@ -72,8 +73,8 @@ def _work(training: TrainingSection, num_units: int, unit: str, tokens_per_unit:
         steps, whole = f"{training.minutes:g} minutes, in steps", "epochs"
     else:
         steps = amount(training.steps, "step")
-        epochs = _epochs(training.steps * training.batch_size / num_units)
-        whole = f"{shown_count(training.steps * tokens)} tokens, {epochs}"
+        epochs = three_digits(training.steps * training.batch_size / num_units)
+        whole = f"{shown_count(training.steps * tokens)} tokens, {epochs} epoch{'' if epochs == '1' else 's'}"
     return (
         f"{steps} of {training.batch_size} {unit} up to {max_length} tokens, about {tokens:,.0f} tokens per step; "
         f"{whole} of {num_units:,} {unit}"
@@ -105,16 +106,3 @@ def _optimisation(training: TrainingSection) -> str:
         warmup = f"{training.warmup_ratio:.0%} of the time"
     then = "falling to 0" if training.schedule in ("linear", "google") else training.schedule
     return f"learning rate {training.learning_rate:g} after {warmup} of warm-up, then {then}"
-
-
-def _epochs(number: float) -> str:
-    shown = f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
-    return f"{shown} epoch{'' if shown == '1' else 's'}"
-
-
-def shown_count(number: float) -> str:
-    """Return a large number with three digits and its unit in words."""
-    for unit, name in ((1e9, "billion"), (1e6, "million")):
-        if number >= unit:
-            return f"{number / unit:.3g} {name}"
-    return f"{number:,.0f}"

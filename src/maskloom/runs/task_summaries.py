@@ -74,12 +74,15 @@ def finetuning_lines(result: dict[str, Any]) -> list[str]:
         kept = f"seed {result['best_seed']}: the mean of the checkpoints at steps {steps}"
     if last["step"] != best["step"]:
         kept += f"; after its last epoch it had {_figure(name, last['scores'][name], last['scores'])}"
-    rows = [("kept", kept), *_score_rows(name, best["scores"], best["reference"]), *_restart_rows(result["restarts"])]
+    rows = [("kept", kept), *_score_rows(name, best["scores"], best["reference"])]
+    restarts = result["restarts"]
+    rows += [("restarts", restarts_text(restarts))] if restarts["num_restarts"] > 1 else []
+    rows += [("degenerate", f"seed {seed}: {reason}") for seed, reason in restarts["degenerate"].items()]
     if data["labels"]:
         rows.append(("labels", ", ".join(data["labels"])))
     if data["class_weights"]:
         weights = zip(data["labels"], data["class_weights"], strict=True)
-        rows.append(("class weights", ", ".join(f"{label} {weight:.4g}" for label, weight in weights)))
+        rows.append(("class weights", ", ".join(f"{label} {formatted(weight)}" for label, weight in weights)))
     rows += [("train", examples_text(data["train"])), ("dev", examples_text(data["dev"]))]
     if "tuned" in result:
         rows += _tuned_rows(result["tuned"])
@@ -158,11 +161,6 @@ def _figure(name: str, value: float, scores: Collection[str]) -> str:
     """Return a score as text, marked if it is in percent: 0.93 % is another F1 than 0.93."""
     is_points = name in ("bleu", "chrf")  # as they are usually reported
     return f"{formatted(value)} %" if is_percent(name, scores) and not is_points else formatted(value)
-
-
-def _restart_rows(restarts: dict[str, Any]) -> list[tuple[str, str]]:
-    rows = [("degenerate", f"seed {seed}: {reason}") for seed, reason in restarts["degenerate"].items()]
-    return rows if restarts["num_restarts"] == 1 else [("restarts", restarts_text(restarts)), *rows]
 
 
 def examples_text(account: dict[str, Any]) -> str:
@@ -245,17 +243,18 @@ def glue_rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         outcome = result["tasks"].get(task.name)
         if outcome is None:
             reason = "files missing" if task.name in result["absent"] else "not requested"
-            rows.append([task.folder, "", "–", reason, "", "", "", ""])
+            rows.append([task.folder, "", "–", reason])
         elif outcome["status"] == "failed":
-            rows.append([task.folder, "", "–", f"failed: {_one_line(outcome['error'])}", "", "", "", ""])
+            rows.append([task.folder, "", "–", f"failed: {_one_line(outcome['error'])}"])
         else:
             rows += _task_rows(task.folder, outcome)
     rows += [
-        ["the paper's average", "9 columns", _average(result["paper_average"]), "", "", "", "", ""],
-        ["leaderboard score", "9 tasks", _average(result["leaderboard_score"]), "", "", "", "", ""],
+        ["the paper's average", "9 columns", _average(result["paper_average"])],
+        ["leaderboard score", "9 tasks", _average(result["leaderboard_score"])],
     ]
     about = ["mean ± sd, median of its settings", "settings", "trials", "degenerate", "minutes"]
-    return ["task", "metric", "best on dev", *about], rows
+    headers = ["task", "metric", "best on dev", *about]
+    return headers, [[*row, *[""] * (len(headers) - len(row))] for row in rows]
 
 
 def notes_of(result: dict[str, Any]) -> list[str]:
@@ -301,9 +300,9 @@ def _task_rows(folder: str, outcome: dict[str, Any]) -> list[list[str]]:
     for column, scores in outcome["columns"].items():
         metrics = " / ".join(OFFICIAL_METRICS[column])
         values = " / ".join(f"{100 * scores[name]:.2f}" for name in OFFICIAL_METRICS[column])
-        rows.append([column, metrics, values, "the same model", "", "", "", ""])
+        rows.append([column, metrics, values, "the same model"])
     if outcome["status"] == "majority":
-        rows[0][3:5] = ["no model", f"always {outcome['label']}"]
+        rows[0][3:] = ["no model", f"always {outcome['label']}"]
         return rows
     rows[0][3:] = [
         restarts_text(outcome["restarts"], scale=100.0, digits=2),
@@ -313,7 +312,7 @@ def _task_rows(folder: str, outcome: dict[str, Any]) -> list[list[str]]:
         "–" if outcome["seconds"] is None else f"{outcome['seconds'] / 60:.1f}",
     ]
     if folder == "MNLI" and "MNLI-mm" not in outcome["columns"]:
-        rows.append(["MNLI-mm", "accuracy", "–", "file missing", "", "", "", ""])
+        rows.append(["MNLI-mm", "accuracy", "–", "file missing"])
     return rows
 
 

@@ -203,7 +203,7 @@ def test_a_flag_that_would_change_nothing_is_refused():
     with pytest.raises(ConfigError, match=r"^--set training\.epochs=2: the grid varies training\.epochs"):
         space_beside(["paper"], {"seed": 1}, ["seed=1", "training.epochs=2"])
     varied = ["training.epochs=2,3"]
-    assert space_beside(varied, {"epochs": None, "seed": 1}, ["training.batch_size=2"]) == {"training.epochs": (2, 3)}
+    assert space_beside(varied, {"epochs": None, "seed": 1}, ["training.batch_size=2"]) == {"training.epochs": [2, 3]}
     assert space_beside(None, {"epochs": 2.0}, ["training.epochs=2"]) is None
 
 
@@ -224,7 +224,7 @@ def test_a_grid_of_sizes_is_no_conflict_with_the_size_that_vocab_implies(tmp_pat
     monkeypatch.setattr("maskloom.runs.search.search", lambda *_, trials, **__: tried.append(trials.space))
     given = ["search", "--vocab", "v", "--train", "t.csv", "--dev", "d.csv", "--out", str(tmp_path / "o")]
     CliRunner().invoke(app, [*given, "--grid", "model.size=tiny,mini"])
-    assert tried == [{"model.size": ("tiny", "mini")}]
+    assert tried == [{"model.size": ["tiny", "mini"]}]
 
 
 RUNS = {

@@ -31,6 +31,12 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
         Stages(tmp_path / "stages.json", {"seed": 2})
 
 
+def test_tuples_among_the_settings_are_those_that_were_stored(tmp_path: Path) -> None:
+    """Regression: an experiment with `overrides` in a tuple could not be resumed."""
+    Stages(tmp_path / "stages.json", {"overrides": {"pretrain": ("training.steps=5",)}})
+    Stages(tmp_path / "stages.json", {"overrides": {"pretrain": ("training.steps=5",)}})
+
+
 def test_a_missing_device_is_an_error_before_the_first_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASKLOOM_DEVICE", "cuda:99")
     with pytest.raises(ConfigError, match="device 'cuda:99'"):

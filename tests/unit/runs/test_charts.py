@@ -71,6 +71,14 @@ def test_long_names_of_rows_of_dots_are_told_apart() -> None:
     assert texts[names[0]] == texts[names[1]] == texts["a name that is longer than …"] > 8 * 28
 
 
+def test_steps_are_written_out() -> None:
+    """Regression: the last of a million steps was "1e+06"."""
+    svg = line_chart([Line("a", [(0, 0.0), (1_000_000, 1.0)], "c0")], x_name="step", y_name="loss")
+    assert "1.000 at 1000000</title>" in svg
+    texts = {e.text for e in ElementTree.fromstring(svg).iter("text")}
+    assert {"0", "0.2", "200,000", "1,000,000"} <= texts
+
+
 def test_names_at_the_ends_of_lines_have_room() -> None:
     """Regression: a name was cut to "restricted self-…" next to a chart whose right half was empty."""
     names = ["restricted self-attention", "convolution"]

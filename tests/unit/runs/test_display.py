@@ -3,7 +3,17 @@ import json
 import pytest
 
 from maskloom.runs import display
-from maskloom.runs.display import LineProgress, in_words, lines_of, printable, printable_json, screen_of
+from maskloom.runs.corpus import _size
+from maskloom.runs.display import (
+    LineProgress,
+    in_words,
+    lines_of,
+    printable,
+    printable_json,
+    screen_of,
+    shown_count,
+    three_digits,
+)
 
 
 def test_lines_are_aligned_and_nested() -> None:
@@ -20,6 +30,15 @@ def test_lines_are_aligned_and_nested() -> None:
 
 def test_large_numbers_are_written_out() -> None:
     assert lines_of({"loss": 12345.6, "size": 9876.6}) == ["loss  12,346", "size  9877"]
+
+
+def test_no_number_is_written_with_an_exponent() -> None:
+    """Regression: 999.6 million tokens were "1e+03 million", 1,234 epochs "1.23e+03", a rate of 9999.9 "1e+04"."""
+    assert lines_of({"rate": 9999.9, "other": 9999.4}) == ["rate   10,000", "other  9999"]
+    assert [*map(three_digits, (1.0, 99.96, 100.4, 1234.0))] == ["1", "100", "100", "1,234"]
+    counted = [*map(shown_count, (12_345, 1_234_567, 999_600_000, 1_280e9))]
+    assert counted == ["12,345", "1.23 million", "1,000 million", "1,280 billion"]
+    assert [*map(_size, (0, 12_340, 999_600, 2e15))] == ["0 bytes", "12.3 kB", "1,000 kB", "2,000 TB"]
 
 
 def test_what_is_not_there_has_no_line_and_counts_are_told_from_things() -> None:

@@ -1,6 +1,8 @@
 """How much of a file commands inspect before they import torch."""
 
+from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +14,7 @@ from maskloom.runs.first_look import (
     look_at_questions,
     look_at_sources,
     look_at_training_data,
+    read_context,
     with_task,
 )
 from maskloom.runs.reading_defaults import reading_of_sources
@@ -83,6 +86,14 @@ def test_questions_and_their_text_are_looked_at(model: Path, tmp_path: Path) -> 
     for questions, message in (([], "no question"), (["q", " "], "question 2 is empty")):
         with pytest.raises(ConfigError, match=message):
             look_at_questions([model], text, questions)
+
+
+def test_a_text_that_is_too_large_is_not_called_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: piped text that was cut in the middle of a character was "not UTF-8"."""
+    monkeypatch.setattr(first_look, "_MAX_TEXT_BYTES", 2)
+    monkeypatch.setattr(first_look.sys, "stdin", SimpleNamespace(buffer=BytesIO("éé".encode())))
+    with pytest.raises(DataError, match="-: larger than 2 bytes, the limit for one search"):
+        read_context("-")
 
 
 @pytest.mark.parametrize(("name", "content"), [("t.txt", "EU B-ORG\n"), ("t.json", "{}"), ("t.conll", "EU B-ORG\n")])

@@ -73,7 +73,7 @@ def test_an_architecture_is_spelled_as_the_field_spells_it(architecture, spelled
 def test_a_hub_gets_scores_alone_under_its_own_names(tmp_path):
     metrics = {
         "loss": 3.2, "mlm_loss": 2.5, "mlm_accuracy": 0.5, "mlm_perplexity": 12.2, "nsp_loss": 0.7, "nsp_accuracy": 0.6,
-        "unigram_cross_entropy": 4.0, "num_predictions": 900.0, "nsp_majority_fraction": 0.51,
+        "unigram_cross_entropy": 4.0, "num_predictions": 1_234_567.0, "nsp_majority_fraction": 0.51,
     }  # fmt: skip
     found = written(pretraining_card(PretrainRecipe(), metrics, None, config=BERT), tmp_path)
     assert found.data.metrics == ["accuracy", "perplexity"]
@@ -83,7 +83,7 @@ def test_a_hub_gets_scores_alone_under_its_own_names(tmp_path):
         ("perplexity", "mlm perplexity", 12.2),
         ("accuracy", "nsp accuracy", 0.6),
     ]
-    assert "| unigram_cross_entropy | 4 |" in found.text  # shown to readers only
+    assert "| unigram_cross_entropy | 4 |\n| num_predictions | 1234567 |" in found.text  # shown to readers only
 
 
 def test_scores_of_texts_and_heads_of_both_directions_are_named_for_what_they_are(tmp_path):

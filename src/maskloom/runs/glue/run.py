@@ -34,7 +34,7 @@ from maskloom.runs.glue.files import (
 from maskloom.runs.reading_defaults import FileReading
 from maskloom.runs.run_folder import RECIPE, RESULTS, described, kind_of_run, prepare_run_folder
 from maskloom.runs.search import AllTrialsFailedError, Trials, search
-from maskloom.runs.search_space import Space, grid_settings, recipe_with, space_as_data, space_of_data
+from maskloom.runs.search_space import Space, grid_settings, recipe_with
 from maskloom.runs.task_summaries import glue_report
 from maskloom.system.files import is_stream, output_file, write_json, write_text
 from maskloom.system.folder_lock import alone_in_folder
@@ -42,6 +42,7 @@ from maskloom.system.foreign_files import read_json_object
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.examples import ReadingReport
 from maskloom.tasks.kinds import KINDS
+from maskloom.tasks.labels import encode_labels
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.training.events import check_log_targets
 
@@ -74,7 +75,7 @@ def glue_run(
             raise ConfigError(f"{out}: this is not the folder of a GLUE run")
         stored = description["inputs"]
         tasks = stored["tasks"] if tasks is None else tasks
-        space = space_of_data(stored["space"]) if space is None else space
+        space = stored["space"] if space is None else space
     found, absent = chosen_tasks(data, tasks)
     resolve_model_folder(model)
     for task in (task for task in found if task.name == "mnli"):
@@ -85,7 +86,7 @@ def glue_run(
         for number, settings in enumerate(grid_settings(space or {}), start=1):
             recipe_with(_recipe_of(task, recipe), settings, source=f"{task.folder}, trial {number}")
     named = None if tasks is None else [task.name for task in found]
-    inputs = {"data": str(data.resolve()), "tasks": named, "space": space_as_data(space or {})}
+    inputs = {"data": str(data.resolve()), "tasks": named, "space": space or {}}
     prepare_run_folder(out, recipe, inputs=inputs, resume=resume)
     for name, paths in absent.items():
         progress.say(f"{name} is skipped because its files are missing: {paths}")
@@ -178,11 +179,9 @@ def answer_by_majority(train: Path, dev: Path, out: Path) -> dict[str, Any]:
     options = ReadingOptions(format="wnli")
     counts = []
     for path in (train, dev):
-        labels = Counter(str(example.label) for example in KINDS[row.kind].read(path, options).examples)
-        unknown = next((label for label in labels if label not in row.labels), None)
-        if unknown is not None:
-            raise DataError(f"{path}: the label {unknown!r:.80} is not one of {', '.join(row.labels)}")
-        counts.append(labels)
+        ids = encode_labels(KINDS[row.kind].read(path, options), row.kind, row.labels)
+        assert ids is not None
+        counts.append(Counter(row.labels[number] for number in ids))
     of_train, of_dev = counts
     label = max(row.labels, key=lambda name: of_train[name])
     accuracy = of_dev[label] / of_dev.total()

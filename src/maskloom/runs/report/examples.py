@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,33 +25,17 @@ _MAX_CHARACTERS = 400
 _MAX_CONFUSED_LABELS = 12
 
 
-@dataclass(frozen=True)
-class Examples:
-    """What a page shows of a model's predictions on dev; `absent` says why there are none.
+def examples_of(run: RunRecord, most: int, progress: Progress) -> dict[str, Any]:
+    """Predict at most `most` examples of a finished run's dev file, evenly spaced, and return what a page shows.
 
-    `confusion` counts, for tasks with few labels, the pairs of a true label (rows) and a predicted one (columns).
-    """
-
-    num_predicted: int = 0
-    num_in_file: int = 0
-    num_right: int = 0
-    is_graded: bool = False
-    right: list[Verdict] = field(default_factory=list)
-    wrong: list[Verdict] = field(default_factory=list)
-    labels: tuple[str, ...] = ()
-    confusion: list[list[int]] = field(default_factory=list)
-    absent: str = ""
-
-
-def examples_of(run: RunRecord, most: int, progress: Progress) -> Examples:
-    """Predict at most `most` examples of a finished run's dev file, evenly spaced, and sort them into right and wrong.
-
-    The file must still have the content that the run read. On a scale, `right` are the closest to the truth and `wrong`
-    the furthest from it. If the model sees whole documents, the first examples are used instead of evenly spaced ones.
+    The file must still have the content that the run read; `absent` says why there are no examples. On a scale, `right`
+    are the closest to the truth and `wrong` the furthest from it. If the model sees whole documents, the first examples
+    are used instead of evenly spaced ones. `confusion` counts, for tasks with few labels, the pairs of a true label
+    (rows) and a predicted one (columns).
     """
     dev = Path(run.description.get("paths", {}).get("dev", ""))
     if problem := _why_none(run, dev):
-        return Examples(absent=problem)
+        return {"absent": problem}
     predictor = Predictor.load(run.model_folder)
     task, inputs = predictor.required_task(), run.description["inputs"]
     kind = KINDS[task.kind]
@@ -90,22 +73,23 @@ def _why_none(run: RunRecord, dev: Path) -> str:
 
 def _sorted_out(
     judged: list[Verdict], num_in_file: int, is_graded: bool, labels: tuple[str, ...], confusion: np.ndarray
-) -> Examples:
+) -> dict[str, Any]:
     right, wrong = [one for one in judged if not one.error], [one for one in judged if one.error]
     if is_graded:
         right = sorted(judged, key=lambda one: one.error)
     shown_wrong = sorted(wrong, key=lambda one: (-one.error if is_graded else 0, -(one.probability or 0.0)))
     is_small = confusion.sum() > 0 and len(labels) <= _MAX_CONFUSED_LABELS
-    return Examples(
-        num_predicted=len(judged),
-        num_in_file=num_in_file,
-        num_right=len(right),
-        is_graded=is_graded,
-        right=right[:_NUM_SHOWN] if is_graded else _spread(right, _NUM_SHOWN),
-        wrong=shown_wrong[:_NUM_SHOWN],
-        labels=tuple(map(visible, labels)) if is_small else (),
-        confusion=confusion.tolist() if is_small else [],
-    )
+    return {
+        "absent": "",
+        "num_predicted": len(judged),
+        "num_in_file": num_in_file,
+        "num_right": len(right),
+        "is_graded": is_graded,
+        "right": right[:_NUM_SHOWN] if is_graded else _spread(right, _NUM_SHOWN),
+        "wrong": shown_wrong[:_NUM_SHOWN],
+        "labels": [*map(visible, labels)],
+        "confusion": confusion.tolist() if is_small else [],
+    }
 
 
 def _spread(listed: Sequence[Any], most: int) -> list[Any]:

@@ -29,10 +29,9 @@ from maskloom.inference.inspection import (
 from maskloom.inference.predictor import Predictor
 from maskloom.inference.results import GeneratedText
 from maskloom.models.decoder import TiedDecoder
-from maskloom.runs.charts import Line, heat_map, line_chart, visible, write_html
+from maskloom.runs.charts import Chart, Line, heat_map, line_chart, visible, write_html
 from maskloom.runs.first_look import check_page
 from maskloom.runs.reading_defaults import FileReading, reading_of_prompts, reading_of_texts
-from maskloom.runs.report.page import Chart
 from maskloom.runs.task_summaries import generation_line
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.tokenizer import Tokenizer

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from maskloom.data.streams.sentence_pairs import PAIR_TASKS
 from maskloom.errors import ConfigError
 from maskloom.objectives.pretraining import PRETRAINING, Pretraining, row_of, unigram_of
-from maskloom.runs.charts import Line, distinct_names, line_chart, visible, write_html
-from maskloom.runs.display import SILENT, Progress
+from maskloom.runs.charts import Chart, Line, colour, distinct_names, line_chart, visible, write_html
+from maskloom.runs.display import SILENT, Progress, formatted
 from maskloom.runs.first_look import check_page
 from maskloom.runs.report.record import (
     RunRecord,
@@ -76,7 +75,7 @@ def report(
 def _colours(runs: list[RunRecord]) -> dict[str, str]:
     """Return the CSS class of each curve by the name of its run."""
     names = (trained.name for run in runs for trained in run.trained)
-    return {name: f"c{place % NUM_COLOURS}" for place, name in enumerate(names)}
+    return {name: colour(place) for place, name in enumerate(names)}
 
 
 def _card(run: RunRecord, colours: dict[str, str]) -> dict[str, Any]:
@@ -95,9 +94,9 @@ def _card(run: RunRecord, colours: dict[str, str]) -> dict[str, Any]:
         "style": colours[run.trained[0].name] if len(run.trained) == 1 else "",
         "kind": kinds[run.kind],
         "state": state,
-        "score": None if name is None or found.get(name) is None else f"{found[name]:.4g}",
+        "score": None if name is None or found.get(name) is None else formatted(found[name]),
         "score_name": None if name is None else with_unit(run, name).replace("_", " "),
-        "reference": None if reference is None else f"{reference:.4g}",
+        "reference": None if reference is None else formatted(reference),
         "spread": restarts_text(spread) if spread and spread["num_restarts"] > 1 else None,
     }
 
@@ -114,32 +113,30 @@ def _deciding(run: RunRecord, found: dict[str, float]) -> str | None:
     return None if run.best is None else run.best["metric"]
 
 
-NUM_COLOURS = 6
 _MAX_POINTS = 200
+_OF_STEPS = {
+    "Learning rate": "learning_rate",
+    "Gradient norm": "gradient_norm",
+    "Tokens per second": "tokens_per_second",
+}
 Points = list[tuple[float, float]]
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A chart with its heading, and one sentence on how to read it."""
-
-    title: str
-    svg: str
-    note: str = ""
 
 
 def charts_of(records: list[RunRecord]) -> dict[str, list[Chart]]:
     """Return the charts of all runs, pre-training and fine-tuning separately, as their losses are not comparable."""
-    trained = [inner for run in records for inner in run.trained]
-    colours = _colours(records)
-    groups = {
-        "Pre-training": _pretraining([run for run in trained if run.kind == "pretrain"], colours),
-        "Fine-tuning": _finetuning([run for run in trained if run.kind == "finetune"], colours),
-    }
-    return {name: charts for name, charts in groups.items() if charts}
+    trained, colours = [inner for run in records for inner in run.trained], _colours(records)
+    groups = {}
+    for group, kind, own in (("Pre-training", "pretrain", _pretraining), ("Fine-tuning", "finetune", _finetuning)):
+        runs = [run for run in trained if run.kind == kind]
+        charts = [
+            *own(runs, colours),
+            *(_chart(title, runs, colours, (key,), None) for title, key in _OF_STEPS.items()),
+        ]
+        groups[group] = [chart for chart in charts if chart is not None]
+    return {group: charts for group, charts in groups.items() if charts}
 
 
-def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
+def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart | None]:
     """Draw losses and accuracies in one chart for each kind of prediction, as those of others are not comparable."""
     charts: list[Chart | None] = []
     marks = phase_marks(runs[0].stages[""]) if len(runs) == 1 else []
@@ -162,7 +159,7 @@ def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
         levels = _level("majority", (scores(run).get(f"{pair}_majority_fraction") for run in runs))
         title = f"{_capital(task.name)} accuracy, held out"
         charts.append(_chart(title, runs, colours, None, f"{pair}_accuracy", levels=levels, **how))
-    return [chart for chart in (*charts, *_optimisation(runs, colours)) if chart is not None]
+    return charts
 
 
 def _predicted(run: RunRecord) -> Pretraining:
@@ -179,7 +176,7 @@ def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def _finetuning(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
+def _finetuning(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart | None]:
     charts: list[Chart | None] = []
     metrics = [run.description["inputs"].get("metric") or "accuracy" for run in runs]
     names = [with_unit(run, metric) for run, metric in zip(runs, metrics, strict=True)]
@@ -187,16 +184,7 @@ def _finetuning(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
         chosen = [run for run, other in zip(runs, names, strict=True) if other == name]
         title, is_fraction = f"Dev {name.replace('_', ' ')}", metric == "accuracy"
         charts.append(_chart(title, chosen, colours, None, metric, as_percent=is_fraction))
-    charts.append(_chart("Loss", runs, colours, ("loss",), "loss", note="Thin line: training; with dots: dev."))
-    return [chart for chart in (*charts, *_optimisation(runs, colours)) if chart is not None]
-
-
-def _optimisation(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart | None]:
-    return [
-        _chart("Learning rate", runs, colours, ("learning_rate",), None),
-        _chart("Gradient norm", runs, colours, ("gradient_norm",), None),
-        _chart("Tokens per second", runs, colours, ("tokens_per_second",), None),
-    ]
+    return [*charts, _chart("Loss", runs, colours, ("loss",), "loss", note="Thin line: training; with dots: dev.")]
 
 
 def _chart(

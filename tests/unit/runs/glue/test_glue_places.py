@@ -94,7 +94,7 @@ def test_wnli_is_answered_by_the_commonest_label_of_train(tmp_path):
     assert (outcome["label"], outcome["columns"]) == ("1", {"WNLI": {"accuracy": 0.25}})
     assert json.loads((tmp_path / "WNLI" / MAJORITY).read_text())["label"] == "1"
     put(train, header + "0\ta\tb\tentailment\n")
-    with pytest.raises(DataError, match="the label 'entailment' is not one of 0, 1"):
+    with pytest.raises(DataError, match="line 2: the label 'entailment' is not one of the task's labels"):
         answer_by_majority(train, dev, tmp_path / "WNLI")
 
 
