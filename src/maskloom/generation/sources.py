@@ -1,4 +1,4 @@
-"""Decoding of targets from encoded sources (Vaswani et al. 2017, 3.1)."""
+"""Decoding of targets from encoded sources (Vaswani et al. 2017, 6.1)."""
 
 from __future__ import annotations
 

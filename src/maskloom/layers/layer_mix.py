@@ -1,4 +1,4 @@
-"""Combinations of an encoder's hidden states: one layer, a sum, a concatenation, a learned mean (BERT paper 5.3)."""
+"""Combinations of an encoder's hidden states: one layer, a sum, a concatenation, a learned mean (BERT paper 5.4)."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class RecurrentLayer(CarriedLayer):
     """A recurrent layer that reads each sequence forwards, or in both directions: (tokens, hidden) to (tokens, hidden).
 
     Two directions share the hidden size, which must be even. Dropout is applied to the inputs, never to the state
-    (Zaremba et al. 2014, 3.1). The state of a sequence is (parts, hidden): h and, for an LSTM, c.
+    (Zaremba et al. 2014, 3.2). The state of a sequence is (parts, hidden): h and, for an LSTM, c.
 
     Raises ValueError if the hidden size of a bidirectional layer is odd.
     """

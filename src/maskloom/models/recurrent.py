@@ -64,7 +64,7 @@ class Recurrent(Encoder):
     """Word embeddings and recurrent layers, each of which reads the states of the one below.
 
     Dropout applies to the input of each layer and, in a left-to-right network, to the output of the last layer, which
-    predicts the next word (Zaremba et al. 2014, 3.1); other networks leave the latter to their heads.
+    predicts the next word (Zaremba et al. 2014, 3.2); other networks leave the latter to their heads.
     """
 
     def __init__(self, config: RecurrentConfig) -> None:

@@ -16,7 +16,7 @@ T5_SIZES = {
 
 
 class T5Config(ModelConfig):
-    """Sizes and constants of a T5 (Raffel et al. 2019, 3.1.2), frozen; the defaults are those of t5-small.
+    """Sizes and constants of a T5 (Raffel et al. 2019, 3.1.1, 3.7), frozen; the defaults are those of t5-small.
 
     Heads have size `head_size`, by default their share of the hidden size. The decoder has `num_decoder_layers`, by
     default as many as the encoder. With `gated` and without `tie_word_embeddings`, in which case the decoder has its
