@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from maskloom.errors import DataError
-from maskloom.generation.search import Choice, Continuation, Decoder, DecodingStep, Generation, found_by
+from maskloom.generation.search import Choice, Continuation, Decoder, DecodingStep, Generation, decode
 from maskloom.layers.attention import PastTokens
 from maskloom.layers.copies import to_device
 from maskloom.layers.sequence_layout import SequenceLayout
@@ -68,7 +68,7 @@ def decode_sources(
     forces_end = getattr(model.config, "forced_eos_token_id", None) == end
     choose = Choice(end, model.config.never_generated, settings, numbers, steps, forces_end)
     decoder = SourceDecoder(model, hidden, layout, len(begin) + max(num_steps), settings.beam or 1)
-    return found_by(decoder, [begin] * len(num_steps), choose, num_steps)
+    return decode(decoder, [begin] * len(num_steps), choose, num_steps)
 
 
 class SourceDecoder(Decoder):

@@ -49,7 +49,7 @@ class AttentionLayout:
     """Which keys the queries of a batch may attend to, computed once and shared by all layers.
 
     `queries` and `keys` are their slots, in the order of the groups. `has_keyless` is true if some queries may have no
-    key to attend to. In `kept`, attention keeps what is the same in all layers.
+    key to attend to. In `cached`, attention keeps what is the same in all layers.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class AttentionLayout:
             self.groups.append(PairedGroup(to_device(members, device), own_queries, own_keys, mask))
         self.queries = query_places.slots(queries.num_rows, device)
         self.keys = key_places.slots(keys.num_rows, device)
-        self.has_keyless, self.kept = has_keyless, dict[bool, Any]()
+        self.has_keyless, self.cached = has_keyless, dict[bool, Any]()
 
 
 ScoreBias = Callable[[Tensor, PairedGroup], Tensor]

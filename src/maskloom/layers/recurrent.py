@@ -110,8 +110,8 @@ class RecurrentLayer(CarriedLayer):
             return vectors, state
         ways = [rnn.all_weights[0] for rnn in (self.forwards, self.backwards) if rnn is not None]
         at = TimeOrder(layout.sizes, hidden.device, num_ways=len(ways))
-        vectors, last = read(self.cell, ways, vectors, at, state.index_select(0, at.going))
-        return vectors, state.index_copy(0, at.going, last.to(state.dtype))
+        vectors, last = read(self.cell, ways, vectors, at, state.index_select(0, at.nonempty))
+        return vectors, state.index_copy(0, at.nonempty, last.to(state.dtype))
 
 
 class BiLSTM(nn.Module):

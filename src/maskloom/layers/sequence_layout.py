@@ -73,7 +73,7 @@ class Grouping:
 
     groups: tuple[LengthGroup, ...]
     slots: Slots | None = None
-    kept: dict[bool, Any] = field(default_factory=dict, init=False, repr=False)  # by attention, for all layers
+    cached: dict[bool, Any] = field(default_factory=dict, init=False, repr=False)  # by attention, for all layers
 
 
 @dataclass(frozen=True)

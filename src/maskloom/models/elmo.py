@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from maskloom.layers.attention import Kept
+from maskloom.layers.attention import LayerState
 from maskloom.layers.characters import CharacterCNN, Characters, Highway
 from maskloom.layers.copies import to_device
 from maskloom.layers.dropout import Dropout
@@ -97,7 +97,12 @@ class Elmo(Encoder):
         self.initial_rules: InitialRules = dict.fromkeys(kinds, _fill)
 
     def encode_words(
-        self, vectors: Tensor, layout: SequenceLayout, past: Sequence[Kept] | None = None, *, is_reversed: bool = False
+        self,
+        vectors: Tensor,
+        layout: SequenceLayout,
+        past: Sequence[LayerState] | None = None,
+        *,
+        is_reversed: bool = False,
     ) -> list[Tensor]:
         """Return the input of the first layer and the output of every layer, (words, hidden) each.
 
@@ -106,8 +111,8 @@ class Elmo(Encoder):
         """
         states = [vectors]
         for number, layer in enumerate(self.layers):
-            kept = None if past is None else past[number]
-            states.append(layer(states[-1], layout, kept, is_reversed))
+            state = None if past is None else past[number]
+            states.append(layer(states[-1], layout, state, is_reversed))
         return states
 
     def encode_packed(
@@ -117,7 +122,7 @@ class Elmo(Encoder):
         layout: SequenceLayout,
         *,
         keep_hidden_states: bool = False,
-        past: Sequence[Kept] | None = None,
+        past: Sequence[LayerState] | None = None,
     ) -> EncoderOutput:
         """Encode packed sequences as `Encoder` does; `past` holds the state of each layer, empty at first."""
         self.check_packed(token_ids, segment_ids, layout)
