@@ -160,7 +160,7 @@ class TransformerLayer(Recomputable):
             return None
         if self.attention_adapter is not None or self.feed_forward_adapter is not None:
             return None
-        is_plain = feed_forward.activation is F.gelu and feed_forward.dropout is None and type(norm) is nn.LayerNorm
+        is_plain = feed_forward.activation is F.gelu and feed_forward.dropout.p == 0.0 and type(norm) is nn.LayerNorm
         projections = attention.qkv, attention.output, feed_forward.up, feed_forward.down
         own = (each for part in (*projections, norm, self.feed_forward_layer_norm) for each in (part.weight, part.bias))
         learns = all(each is not None and each.requires_grad and each.dtype == torch.float32 for each in own)
