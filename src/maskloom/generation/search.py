@@ -308,9 +308,9 @@ class Decoder:
             how = "use the one that it was fine-tuned from, or fine-tune with auxiliary_lm above 0"
             raise ConfigError(f"this model has no language-model head and cannot continue a text; {how}")
         self._encoder, self._vocabulary_head = model.encoder, head
-        self._read_by(model.encoder.layers, model.encoder.word_embeddings, room, width)
+        self._use_layers(model.encoder.layers, model.encoder.word_embeddings, room, width)
 
-    def _read_by(self, layers: Any, table: Tensor, room: int, width: int) -> None:
+    def _use_layers(self, layers: Any, table: Tensor, room: int, width: int) -> None:
         """Set the layers that read each next token, and the table of its embedding."""
         self._layers, self._table, self._device, self._room = layers, table, table.device, room
         self._width = width_of_runs(layers, width)
@@ -328,7 +328,7 @@ class Decoder:
     def step(self, token_ids: Tensor) -> Tensor:
         """Add a token to every sequence, (sequences,), and return the logits of the next ones."""
         encoder = self._encoder
-        layout = encoder.placed(self._next_layout(token_ids))
+        layout = encoder.layer_layout(self._next_layout(token_ids))
         hidden = encoder.embedded(token_ids, torch.zeros_like(token_ids), layout)
         for step, layer in zip(self._steps, self._past.layers, strict=True):
             hidden = step(hidden, layout, layer, None)
@@ -421,7 +421,7 @@ class _Search:
     """The search for one prompt: the active texts (none once it is over) and the texts that have ended."""
 
     def __init__(self, choose: Choice, num_steps: int) -> None:
-        self._choose, self.num_steps, self._step = choose, num_steps, 0
+        self._choose, self.num_steps = choose, num_steps
         self.active, self.ended = [Continuation()], list[Continuation]()
 
     def advance(self, scores: list[list[float]], tokens: list[list[int]]) -> list[tuple[int, int]]:
@@ -445,8 +445,8 @@ class _Search:
             elif len(kept) < width and score > -math.inf:
                 kept.append(Continuation([*text.token_ids, token], score))
                 ways.append((source, token))
-        before, self.active, self._step = self.active, kept, self._step + 1
-        if kept and self._step < self.num_steps and not self._is_decided():
+        before, self.active = self.active, kept
+        if kept and len(kept[0].token_ids) < self.num_steps and not self._is_decided():
             return ways
         # if every next token is forbidden, the active texts end
         self.ended += kept or ([] if self.ended else before)

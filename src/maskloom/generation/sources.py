@@ -81,7 +81,7 @@ class SourceDecoder(Decoder):
         self, model: EncoderWithHeads, hidden: Tensor, layout: SequenceLayout, room: int, width: int = 1
     ) -> None:
         head = self._head = cast(TransformerDecoder, model.heads["decoder"])
-        self._read_by(head.layers, head.decoder, room, width)
+        self._use_layers(head.layers, head.decoder, room, width)
         self._num_heads = model.config.num_attention_heads
         self._memories = head.memories(hidden, layout)
         self._sources = np.arange(layout.num_sequences)  # the source of each target

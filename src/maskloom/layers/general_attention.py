@@ -17,7 +17,7 @@ from torch import Tensor
 
 from maskloom.layers.copies import to_device
 from maskloom.layers.dropout import dropout_factors, head_keys, next_keys
-from maskloom.layers.processor.onednn import unrounded
+from maskloom.layers.processor.onednn import widened
 from maskloom.layers.sequence_layout import LengthGroup, SequenceLayout, SlotPlaces
 
 # Lengths up to `_SHORT` form one group; each group of longer ones spans a factor of `_RATIO`.
@@ -147,7 +147,7 @@ def attend_between(
 
 def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
     """Return the softmax over the allowed entries, and zeros for rows without any; under autocast in fp32."""
-    scores = unrounded(scores)
+    scores = widened(scores)
     if allowed is None:
         return scores.softmax(-1)
     lowest = torch.finfo(scores.dtype).min  # not minus infinity: a fully masked row would become NaN

@@ -136,10 +136,10 @@ class Elmo(Encoder):
         # a sequence is represented by its words, not by its sentence marks
         is_word = ~np.isin(characters[:, 1], [CONTINUES, CONTINUES + 1])
         counts = np.where(counts > 0, np.add.reduceat(np.append(is_word, 0), np.cumsum(counts) - counts), 0)
-        spoken = mixed.index_select(0, to_device(np.flatnonzero(is_word), device))
+        of_words = mixed.index_select(0, to_device(np.flatnonzero(is_word), device))
         return EncoderOutput(
             last_hidden_state=mixed.index_select(0, places),
-            pooled=self.pooler(spoken, SequenceLayout.from_lengths(counts, device)),
+            pooled=self.pooler(of_words, SequenceLayout.from_lengths(counts, device)),
             hidden_states=tuple(state.index_select(0, places) for state in states) if keep_hidden_states else None,
         )
 
