@@ -17,7 +17,7 @@ from maskloom.layers.copies import to_device
 from maskloom.layers.crf import LinearChainCRF
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.general_attention import masked_softmax
-from maskloom.layers.layer_mix import LayerChoice, LayerCombination, ScalarMix
+from maskloom.layers.layer_mix import LayerCombination, ScalarMix
 from maskloom.layers.processor.matrix_products import Dense
 from maskloom.layers.processor.onednn import Packable
 from maskloom.layers.recurrent import BiLSTM, RecurrentLayer
@@ -156,7 +156,7 @@ class BiLSTMTagger(nn.Module):
         config: ModelConfig,
         num_labels: int,
         *,
-        layers: LayerChoice = "concat_last_four",
+        layers: str = "concat_last_four",
         lstm_size: int = 768,
         lstm_layers: int = 2,
         dropout: float = 0.1,
