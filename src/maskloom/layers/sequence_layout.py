@@ -253,7 +253,7 @@ class SequenceLayout:
         shifts = torch.repeat_interleave(shifts, self.lengths, output_size=self.num_tokens)
         places = shifts + torch.arange(self.num_tokens, device=packed.device)
         result = packed.new_zeros(self.num_sequences * self.max_length, packed.shape[1])
-        return result.index_copy(0, places, packed).view(self.num_sequences, self.max_length, -1)
+        return result.index_copy(0, places, packed).view(self.num_sequences, self.max_length, packed.shape[1])
 
     def to_slots(self, packed: Tensor) -> Tensor:
         """Reorder (rows, features) to slot order, (slots, features)."""
