@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from maskloom.data.spelling import BothWaysBatch, spelled_words
-from maskloom.layers.attention import Kept
+from maskloom.layers.attention import LayerState
 from maskloom.layers.projected_lstm import ProjectedLSTMs
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.architectures import ARCHITECTURES
@@ -100,7 +100,7 @@ def our_loss(model: EncoderWithHeads, batch: BothWaysBatch) -> Tensor:
 def our_layers(model: EncoderWithHeads, hidden: Tensor, rows: int) -> Tensor:
     """Return a scalar to differentiate: the sum of the recurrent layers' last output."""
     layout = SequenceLayout.from_lengths(np.full(rows, len(hidden) // rows))
-    past = [Kept(state) for state in OBJECTIVE.first_carry(model, rows)]
+    past = [LayerState(state) for state in OBJECTIVE.first_carry(model, rows)]
     return model.encoder.encode_words(hidden, layout, past, is_reversed=True)[-1].sum()
 
 

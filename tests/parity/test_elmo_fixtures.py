@@ -10,7 +10,7 @@ import torch
 from maskloom.checkpoints.huggingface import load_model
 from maskloom.checkpoints.published.elmo import published_elmo
 from maskloom.errors import DataError
-from maskloom.layers.attention import Kept
+from maskloom.layers.attention import LayerState
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.runs.convert import convert
 from maskloom.text.spelled_tokenizer import BEGIN_SENTENCE, CONTINUES, END_SENTENCE, SpelledTokenizer
@@ -44,7 +44,7 @@ def largest_error(folder: Path, *, carries: bool = True) -> float:
     rows = json.loads((folder / SENTENCES[folder.name]).read_text(encoding="utf-8"))
     expected = [vectors(folder / f"lm_embeddings_{row}.hdf5") for row in range(len(rows))]
     tokenizer = SpelledTokenizer.of()
-    past = [Kept(torch.zeros(len(rows), *layer.state_shape)) for layer in encoder.layers]
+    past = [LayerState(torch.zeros(len(rows), *layer.state_shape)) for layer in encoder.layers]
     largest = 0.0
     for number, sentences in enumerate(zip(*rows, strict=True)):
         words = [tokenizer.chunk_ids_batch(text.split()) for text in sentences]

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from maskloom.layers.attention import Kept
+from maskloom.layers.attention import LayerState
 from maskloom.layers.recurrent import CELLS, RecurrentLayer, read, read_by_kernel
 from maskloom.layers.recurrent_passes import TimeOrder
 from maskloom.layers.sequence_layout import SequenceLayout
@@ -58,7 +58,7 @@ def test_a_layer_equals_torchs_module_on_each_sequence(name, bidirectional):
             getattr(theirs, parameter).copy_(value)
         for parameter, value in ours.backwards.named_parameters() if bidirectional else ():
             getattr(theirs, f"{parameter}_reverse").copy_(value)
-    x, past = vectors(), Kept(torch.empty(0))
+    x, past = vectors(), LayerState(torch.empty(0))
     found = ours(x, SequenceLayout.from_lengths(LENGTHS), past)
     parts = [part for part in x.split(LENGTHS) if len(part)]
     alone = [theirs(part) for part in parts]
@@ -66,8 +66,8 @@ def test_a_layer_equals_torchs_module_on_each_sequence(name, bidirectional):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     for row, (_, last) in zip([0, 1, 3, 4, 5], alone, strict=True):
         last = last if isinstance(last, tuple) else (last,)
-        torch.testing.assert_close(past.kept[row], torch.stack([part.flatten() for part in last]), rtol=0, atol=1e-12)
-    assert not past.kept[2].any()
+        torch.testing.assert_close(past.tensor[row], torch.stack([part.flatten() for part in last]), rtol=0, atol=1e-12)
+    assert not past.tensor[2].any()
     with torch.no_grad():
         torch.testing.assert_close(ours(x, SequenceLayout.from_lengths(LENGTHS)), found, rtol=0, atol=1e-12)
     mine = gradients((found**2).sum(), x, *ours.parameters())

@@ -114,7 +114,7 @@ class ClassificationBatch(PackedBatch):
 
 @dataclass(frozen=True)
 class TokenBatch(PackedBatch):
-    """A batch for tasks with a target per token (BERT paper 5.3).
+    """A batch for tasks with a target per token (BERT paper 4.3).
 
     `labels` (tokens,) int64 are -100 for a token that is not scored, or None if unknown; `indices` (sequences,) int64
     are positions in the data set. `chains` (tokens,) int64 numbers, in ascending order, the runs of tokens whose

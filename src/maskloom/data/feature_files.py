@@ -1,4 +1,4 @@
-"""Activations of a frozen encoder on disk: one flat array read through a memory map (BERT paper 5.3)."""
+"""Activations of a frozen encoder on disk: one flat array read through a memory map (BERT paper 5.4)."""
 
 from __future__ import annotations
 

@@ -165,10 +165,10 @@ def continue_texts(
     num_steps = [min(settings.max_tokens, room - len(prompt)) for prompt in prompts]
     numbers = list(range(len(prompts))) if numbers is None else list(numbers)
     choose = Choice(end, tuple(never), settings, numbers, steps)
-    return found_by(Decoder(model, room, settings.beam or 1), prompts, choose, num_steps)
+    return decode(Decoder(model, room, settings.beam or 1), prompts, choose, num_steps)
 
 
-def made_by_length(
+def batched_by_length(
     prompts: Sequence[Sequence[int]],
     first: int,
     size: int,
@@ -308,9 +308,9 @@ class Decoder:
             how = "use the one that it was fine-tuned from, or fine-tune with auxiliary_lm above 0"
             raise ConfigError(f"this model has no language-model head and cannot continue a text; {how}")
         self._encoder, self._vocabulary_head = model.encoder, head
-        self._read_by(model.encoder.layers, model.encoder.word_embeddings, room, width)
+        self._use_layers(model.encoder.layers, model.encoder.word_embeddings, room, width)
 
-    def _read_by(self, layers: Any, table: Tensor, room: int, width: int) -> None:
+    def _use_layers(self, layers: Any, table: Tensor, room: int, width: int) -> None:
         """Set the layers that read each next token, and the table of its embedding."""
         self._layers, self._table, self._device, self._room = layers, table, table.device, room
         self._width = width_of_runs(layers, width)
@@ -328,7 +328,7 @@ class Decoder:
     def step(self, token_ids: Tensor) -> Tensor:
         """Add a token to every sequence, (sequences,), and return the logits of the next ones."""
         encoder = self._encoder
-        layout = encoder.placed(self._next_layout(token_ids))
+        layout = encoder.layer_layout(self._next_layout(token_ids))
         hidden = encoder.embedded(token_ids, torch.zeros_like(token_ids), layout)
         for step, layer in zip(self._steps, self._past.layers, strict=True):
             hidden = step(hidden, layout, layer, None)
@@ -350,12 +350,12 @@ class Decoder:
         self._past.take(rows)
 
 
-def found_by(
+def decode(
     decoder: Decoder, prompts: Sequence[Sequence[int]], choose: Choice, num_steps: Sequence[int]
 ) -> list[Continuation]:
     """Return a decoder's continuation of each prompt, at most its entry in `num_steps` tokens long."""
     if choose.settings.beam is not None:
-        return _searched(decoder, prompts, choose, num_steps)
+        return _beam_search(decoder, prompts, choose, num_steps)
     found, rows = [Continuation() for _ in prompts], list(range(len(prompts)))
     logits = decoder.start(prompts)
     for step in range(max(num_steps)):
@@ -384,7 +384,7 @@ def found_by(
     return found
 
 
-def _searched(
+def _beam_search(
     decoder: Decoder, prompts: Sequence[Sequence[int]], choose: Choice, num_steps: Sequence[int]
 ) -> list[Continuation]:
     """Search for all prompts in parallel; the rows of each search are contiguous."""
@@ -392,8 +392,8 @@ def _searched(
     width = choose.settings.beam or 1
     going, logits = list(searches), decoder.start(prompts)
     while going:
-        texts = [text for search in going for text in search.going]
-        limits = [search.num_steps for search in going for _ in search.going]
+        texts = [text for search in going for text in search.active]
+        limits = [search.num_steps for search in going for _ in search.active]
         log_probabilities = choose.log_probabilities(logits, texts, limits)
         number = min(2 * width, log_probabilities.shape[1])  # up to `width` may be the end, and `width` others remain
         best, places = largest_of(log_probabilities, number)
@@ -403,14 +403,14 @@ def _searched(
         values, tokens = [row[:number] for row in read], [[*map(int, row[number:])] for row in read]
         first, rows, taken = 0, list[int](), list[int]()
         for search in going:
-            last, num_ended = first + len(search.going), len(search.ended)
+            last, num_ended = first + len(search.active), len(search.ended)
             ways = search.advance(values[first:last], tokens[first:last])
             choose.note(texts[first:last], log_probabilities[first:last], ways, search.ended[num_ended:])
             for source, token in ways:
                 rows.append(first + source)
                 taken.append(token)
             first = last
-        going = [search for search in going if search.going]
+        going = [search for search in going if search.active]
         if going:
             decoder.take(np.array(rows))
             logits = decoder.step(to_device(np.array(taken), logits.device))
@@ -421,8 +421,8 @@ class _Search:
     """The search for one prompt: the active texts (none once it is over) and the texts that have ended."""
 
     def __init__(self, choose: Choice, num_steps: int) -> None:
-        self._choose, self.num_steps, self._step = choose, num_steps, 0
-        self.going, self.ended = [Continuation()], list[Continuation]()
+        self._choose, self.num_steps = choose, num_steps
+        self.active, self.ended = [Continuation()], list[Continuation]()
 
     def advance(self, scores: list[list[float]], tokens: list[list[int]]) -> list[tuple[int, int]]:
         """Choose the best continuations of all texts, and return pairs of text index and next token."""
@@ -435,7 +435,7 @@ class _Search:
         candidates.sort()
         kept, ways = list[Continuation](), list[tuple[int, int]]()
         for place, (negative, source, token) in enumerate(candidates[: 2 * width]):
-            score, text = -negative, self.going[source]
+            score, text = -negative, self.active[source]
             if token == end:
                 if place < width and score > -math.inf:
                     is_forced = self._choose.must_end(text, self.num_steps)
@@ -445,12 +445,12 @@ class _Search:
             elif len(kept) < width and score > -math.inf:
                 kept.append(Continuation([*text.token_ids, token], score))
                 ways.append((source, token))
-        before, self.going, self._step = self.going, kept, self._step + 1
-        if kept and self._step < self.num_steps and not self._is_decided():
+        before, self.active = self.active, kept
+        if kept and len(kept[0].token_ids) < self.num_steps and not self._is_decided():
             return ways
         # if every next token is forbidden, the active texts end
         self.ended += kept or ([] if self.ended else before)
-        self.going = []
+        self.active = []
         return []
 
     @property
@@ -466,7 +466,7 @@ class _Search:
         settings = self._choose.settings
         if len(self.ended) < settings.num_best:
             return False
-        likeliest = max(text.log_probability for text in self.going)
+        likeliest = max(text.log_probability for text in self.active)
         worst = sorted(map(settings.score, self.ended))[-settings.num_best]
         return likeliest / settings.norm(self.num_steps) <= worst
 

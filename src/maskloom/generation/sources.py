@@ -1,4 +1,4 @@
-"""Decoding of targets from encoded sources (Vaswani et al. 2017, 3.1)."""
+"""Decoding of targets from encoded sources (Vaswani et al. 2017, 6.1)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from maskloom.errors import DataError
-from maskloom.generation.search import Choice, Continuation, Decoder, DecodingStep, Generation, found_by
+from maskloom.generation.search import Choice, Continuation, Decoder, DecodingStep, Generation, decode
 from maskloom.layers.attention import PastTokens
 from maskloom.layers.copies import to_device
 from maskloom.layers.sequence_layout import SequenceLayout
@@ -68,7 +68,7 @@ def decode_sources(
     forces_end = getattr(model.config, "forced_eos_token_id", None) == end
     choose = Choice(end, model.config.never_generated, settings, numbers, steps, forces_end)
     decoder = SourceDecoder(model, hidden, layout, len(begin) + max(num_steps), settings.beam or 1)
-    return found_by(decoder, [begin] * len(num_steps), choose, num_steps)
+    return decode(decoder, [begin] * len(num_steps), choose, num_steps)
 
 
 class SourceDecoder(Decoder):
@@ -81,7 +81,7 @@ class SourceDecoder(Decoder):
         self, model: EncoderWithHeads, hidden: Tensor, layout: SequenceLayout, room: int, width: int = 1
     ) -> None:
         head = self._head = cast(TransformerDecoder, model.heads["decoder"])
-        self._read_by(head.layers, head.decoder, room, width)
+        self._use_layers(head.layers, head.decoder, room, width)
         self._num_heads = model.config.num_attention_heads
         self._memories = head.memories(hidden, layout)
         self._sources = np.arange(layout.num_sequences)  # the source of each target

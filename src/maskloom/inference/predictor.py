@@ -18,7 +18,7 @@ from maskloom.checkpoints.huggingface import load_model, read_config
 from maskloom.checkpoints.published.sentence_transformers import PoolingMode, SentenceModules, read_modules
 from maskloom.data.batch import PackedBatch, SourceTargetBatch
 from maskloom.errors import ConfigError, DataError
-from maskloom.generation.search import Continuation, DecodingStep, Generation, continue_texts, made_by_length
+from maskloom.generation.search import Continuation, DecodingStep, Generation, batched_by_length, continue_texts
 from maskloom.generation.sources import most_tokens
 from maskloom.inference.model_folder import (
     load_tokenizer,
@@ -296,7 +296,7 @@ class Predictor(TaskModel):
     ) -> list[FilledText]:
         """Fill the blanks of texts with the token ids that `blank_ids` returned."""
         make = partial(self._written, settings, None)
-        found = made_by_length(ids, first, self.batch_size or _PROMPTS_AT_ONCE, make)
+        found = batched_by_length(ids, first, self.batch_size or _PROMPTS_AT_ONCE, make)
         return [filled(text, target, self.tokenizer) for text, target in zip(texts, found, strict=True)]
 
     def blank_ids(self, texts: Sequence[str], names: Sequence[str]) -> list[list[int]]:
@@ -382,7 +382,7 @@ class Predictor(TaskModel):
             how = {"end": end, "never": sorted(special - {end}), "numbers": numbers, "steps": steps}
             return continue_texts(self.model, prompts, settings, **how)
 
-        return made_by_length(ids, first, self.batch_size or _PROMPTS_AT_ONCE, make)
+        return batched_by_length(ids, first, self.batch_size or _PROMPTS_AT_ONCE, make)
 
     def _written(
         self, settings: Generation, steps: list[DecodingStep] | None, prompts: list[Sequence[int]], numbers: list[int]

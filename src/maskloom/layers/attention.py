@@ -111,13 +111,13 @@ class PastTokens:
 
     def _select(self, runs: Tensor) -> None:
         for layer in self.layers:
-            layer.kept = layer.kept.index_select(0, runs)
+            layer.tensor = layer.tensor.index_select(0, runs)
 
     def _join(self) -> None:
         """Keep the tokens of each run side by side from now on."""
         self.run = self._width
         for layer in self.layers:
-            layer.kept = layer.kept.unflatten(0, (-1, self.run)).transpose(1, 2).flatten(2, 3).contiguous()
+            layer.tensor = layer.tensor.unflatten(0, (-1, self.run)).transpose(1, 2).flatten(2, 3).contiguous()
         self._origins = torch.arange(len(self._sizes), device=self.lengths.device).remainder_(self.run)
         self._origins = self._origins.unsqueeze(1).repeat(1, self.room)
 
@@ -126,10 +126,10 @@ class PastTokens:
         if self.run == 1:
             return
         for layer in self.layers:
-            origins = self._origins[:, : layer.kept.shape[1]]
+            origins = self._origins[:, : layer.tensor.shape[1]]
             runs = torch.arange(len(origins), device=origins.device).unsqueeze(1) // self.run
             positions = torch.arange(origins.shape[1], device=origins.device)
-            layer.kept = layer.kept[runs, positions, origins].unsqueeze(2)
+            layer.tensor = layer.tensor[runs, positions, origins].unsqueeze(2)
         self.run = 1
 
     def _measure(self) -> None:
@@ -140,7 +140,7 @@ class PastTokens:
             places = torch.arange(self.run, device=self.lengths.device)
             self._origins[:, self.longest :] = places.repeat(len(self._origins) // self.run).unsqueeze(1)
             others = self._origins[:, : self.longest, None] != places
-            mask = others.new_zeros(others.shape, dtype=self.layers[0].kept.dtype).masked_fill_(others, -math.inf)
+            mask = others.new_zeros(others.shape, dtype=self.layers[0].tensor.dtype).masked_fill_(others, -math.inf)
             # floats, because attention would convert a boolean mask in every layer
             self.mask = mask.view(-1, 1, self.run, self.longest * self.run)
         elif self._sizes.min() < self.longest:
@@ -163,20 +163,20 @@ def _sources(rows: np.ndarray, run: int) -> np.ndarray | None:
     return runs[:, 0] if (runs == runs[:, :1]).all() else None
 
 
-class Kept:
-    """The tensor that a layer has `kept` of earlier tokens, one row per sequence; empty before the first tokens."""
+class LayerState:
+    """What a layer remembers of earlier tokens: a `tensor` with a row per sequence, empty before the first tokens."""
 
-    def __init__(self, kept: Tensor) -> None:
-        self.kept = kept
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
 
     @property
     def is_empty(self) -> bool:
         """Whether no token has been seen yet."""
-        return self.kept.numel() == 0
+        return self.tensor.numel() == 0
 
 
-class KeyValues(Kept):
-    """The keys and values of one layer, `kept` (runs, positions, run, 2 hidden), which grows as tokens are added."""
+class KeyValues(LayerState):
+    """The keys and values of one layer, (runs, positions, run, 2 hidden), which grow as tokens are added."""
 
     def __init__(self, past: PastTokens) -> None:
         super().__init__(past.lengths.new_empty(0))
@@ -184,8 +184,7 @@ class KeyValues(Kept):
 
     def begin(self, qkv: Tensor, layout: SequenceLayout) -> None:
         """Store the keys and values of the first tokens, (tokens, 3 hidden)."""
-        kept = layout.padded(qkv[: layout.num_tokens, qkv.shape[1] // 3 :])
-        self.kept = kept.unsqueeze(2)
+        self.tensor = layout.padded(qkv[: layout.num_tokens, qkv.shape[1] // 3 :]).unsqueeze(2)
 
     def attend(self, qkv: Tensor, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
         """Add the newest token of every sequence, and return its context: (sequences, 3 hidden) to (sequences, hidden).
@@ -194,14 +193,14 @@ class KeyValues(Kept):
         Letters: n runs of r sequences, s longest length, h heads, d head size.
         """
         past, number, hidden_size = self.past, len(qkv), qkv.shape[1] // 3
-        if past.longest > (num_places := self.kept.shape[1]):
+        if past.longest > (num_places := self.tensor.shape[1]):
             more = min(max(_MORE, num_places // 4), past.room - num_places)
-            self.kept = F.pad(self.kept, (0, 0, 0, 0, 0, more))
+            self.tensor = F.pad(self.tensor, (0, 0, 0, 0, 0, more))
         if past.mask is None or past.run > 1:
-            self.kept[:, past.longest - 1] = qkv[:, hidden_size:].unflatten(0, (-1, past.run))
+            self.tensor[:, past.longest - 1] = qkv[:, hidden_size:].unflatten(0, (-1, past.run))
         else:
-            self.kept[torch.arange(number, device=qkv.device), past.lengths - 1, 0] = qkv[:, hidden_size:]
-        seen = self.kept[:, past.first : past.longest].flatten(1, 2)
+            self.tensor[torch.arange(number, device=qkv.device), past.lengths - 1, 0] = qkv[:, hidden_size:]
+        seen = self.tensor[:, past.first : past.longest].flatten(1, 2)
         kv_nshd = seen.view(len(seen), seen.shape[1], 2 * past.num_heads, -1)
         keys, values = kv_nshd.transpose(1, 2).chunk(2, 1)
         q_nhrd = qkv[:, :hidden_size].view(len(seen), past.run, past.num_heads, -1).transpose(1, 2)

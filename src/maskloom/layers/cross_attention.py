@@ -80,9 +80,8 @@ class PaddedMemory:
     @classmethod
     def of(cls, attention: CrossAttention, hidden: Tensor, layout: SequenceLayout) -> PaddedMemory:
         """Return the keys and values of packed sources, (source tokens, hidden)."""
-        number, longest = layout.num_sequences, layout.max_length
-        padded = layout.padded(attention.keys_values(hidden))
-        keys, values = padded.view(number, longest, 2, attention.num_heads, -1).permute(2, 0, 3, 1, 4)
+        longest, padded = layout.max_length, layout.padded(attention.keys_values(hidden))
+        keys, values = padded.unflatten(2, (2, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
         mask = None
         if layout.sizes.min() < longest:  # the values of padding are 0, so an empty source yields 0
             is_padding = torch.arange(longest, device=hidden.device) >= layout.lengths.unsqueeze(1)

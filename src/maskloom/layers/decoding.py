@@ -27,7 +27,7 @@ from maskloom.layers.transformer import TransformerLayer
 
 Step = Callable[[Tensor, SequenceLayout, KeyValues, Memory | None], Tensor]
 
-_KNOWN_PARTS = Counter({TransformerLayer: 1, SelfAttention: 1, FeedForward: 1, Dense: 4, nn.LayerNorm: 2, Dropout: 1})
+_KNOWN_PARTS = Counter({TransformerLayer: 1, SelfAttention: 1, FeedForward: 1, Dense: 4, nn.LayerNorm: 2, Dropout: 2})
 _WITH_MEMORY = _KNOWN_PARTS + Counter({CrossAttention: 1, Dense: 3, nn.LayerNorm: 1})
 
 
@@ -53,7 +53,7 @@ def next_token_step(layer: TransformerLayer, rows: Tensor) -> Step:
     attention, feed_forward = cast(SelfAttention, layer.attention), cast(FeedForward, layer.feed_forward)
     qkv, output, down = (_product(part, rows) for part in (attention.qkv, attention.output, feed_forward.down))
     up = _product(feed_forward.up, rows, feed_forward.activation)
-    residual = _pre_norm if layer.pre_norm else _post_norm
+    residual = partial(_residual, pre_norm=layer.pre_norm)
     attend = residual(layer.attention_layer_norm, lambda x, layout, past: output(past.attend(rotated(qkv(x), layout))))
     transform = residual(layer.feed_forward_layer_norm, lambda x: down(up(x)))
     read = None
@@ -69,16 +69,15 @@ def next_token_step(layer: TransformerLayer, rows: Tensor) -> Step:
     return step
 
 
-def _pre_norm(norm: nn.Module, block: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a function that computes x + block(LN(x))."""
-    normed = _norm(norm)
-    return lambda x, *more: x + block(normed(x), *more)
-
-
-def _post_norm(norm: nn.Module, block: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a function that computes LN(x + block(x))."""
-    normed = _norm(norm)
-    return lambda x, *more: normed(x + block(x, *more))
+def _residual(part: nn.Module, block: Callable[..., Tensor], *, pre_norm: bool) -> Callable[..., Tensor]:
+    """Return a function that computes what `transformer.residual` does without dropout."""
+    part = cast(nn.LayerNorm, part)
+    norm = partial(
+        torch.layer_norm, normalized_shape=part.normalized_shape, weight=part.weight, bias=part.bias, eps=part.eps
+    )
+    if pre_norm:
+        return lambda x, *more: x + block(norm(x), *more)
+    return lambda x, *more: norm(x + block(x, *more))
 
 
 def _product(part: Dense, rows: Tensor, activation: Activation | None = None) -> Callable[[Tensor], Tensor]:
@@ -89,10 +88,3 @@ def _product(part: Dense, rows: Tensor, activation: Activation | None = None) ->
         return part if activation is None else partial(part.activated, activation=activation)
     product = partial(F.linear, weight=part.weight, bias=part.bias)
     return product if activation is None else lambda x: activation(product(x))
-
-
-def _norm(part: nn.Module) -> Callable[[Tensor], Tensor]:
-    norm = cast(nn.LayerNorm, part)
-    return partial(
-        torch.layer_norm, normalized_shape=norm.normalized_shape, weight=norm.weight, bias=norm.bias, eps=norm.eps
-    )

@@ -67,6 +67,8 @@ class RowDraws:
         positions = torch.arange(1, num_tokens + 1, device=device) - starts
         owners = torch.repeat_interleave(sequences, lengths, output_size=num_tokens)
         tokens = _hashed(owners + positions.to(torch.int32) * GAMMA)
+        # in a batch of single tokens, rows may be either: such a sequence has the key of its token
+        sequences = torch.where(lengths == 1, _hashed(sequences + GAMMA), sequences)
         found = {num_sequences: sequences, num_tokens: tokens}
         num_filled = filled_number(num_tokens, device)  # padding rows belong to no sequence
         found[num_filled] = F.pad(tokens, (0, num_filled - num_tokens))

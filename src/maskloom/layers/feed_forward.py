@@ -24,14 +24,11 @@ class FeedForward(nn.Module):
         self.up = Dense(hidden_size, self.num_inner * intermediate_size, bias=bias)
         self.down = Dense(intermediate_size, hidden_size, bias=bias)
         self.activation = activation(activation_name)
-        self.dropout = Dropout(dropout) if dropout else None
+        self.dropout = Dropout(dropout)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the transformed tokens."""
-        return self.down(self._thinned(self.up.activated(hidden, self.activation)))
-
-    def _thinned(self, inner: Tensor) -> Tensor:
-        return inner if self.dropout is None else self.dropout(inner)
+        return self.down(self.dropout(self.up.activated(hidden, self.activation)))
 
 
 class GatedFeedForward(FeedForward):
@@ -46,4 +43,4 @@ class GatedFeedForward(FeedForward):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the transformed tokens."""
         up, gate = self.up(hidden).chunk(2, -1)
-        return self.down(self._thinned(self.activation(up) * gate))
+        return self.down(self.dropout(self.activation(up) * gate))

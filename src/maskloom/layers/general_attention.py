@@ -17,7 +17,7 @@ from torch import Tensor
 
 from maskloom.layers.copies import to_device
 from maskloom.layers.dropout import dropout_factors, head_keys, next_keys
-from maskloom.layers.processor.onednn import unrounded
+from maskloom.layers.processor.onednn import widened
 from maskloom.layers.sequence_layout import LengthGroup, SequenceLayout, SlotPlaces
 
 # Lengths up to `_SHORT` form one group; each group of longer ones spans a factor of `_RATIO`.
@@ -49,7 +49,7 @@ class AttentionLayout:
     """Which keys the queries of a batch may attend to, computed once and shared by all layers.
 
     `queries` and `keys` are their slots, in the order of the groups. `has_keyless` is true if some queries may have no
-    key to attend to. In `kept`, attention keeps what is the same in all layers.
+    key to attend to. In `cached`, attention keeps what is the same in all layers.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class AttentionLayout:
             self.groups.append(PairedGroup(to_device(members, device), own_queries, own_keys, mask))
         self.queries = query_places.slots(queries.num_rows, device)
         self.keys = key_places.slots(keys.num_rows, device)
-        self.has_keyless, self.kept = has_keyless, dict[bool, Any]()
+        self.has_keyless, self.cached = has_keyless, dict[bool, Any]()
 
 
 ScoreBias = Callable[[Tensor, PairedGroup], Tensor]
@@ -147,7 +147,7 @@ def attend_between(
 
 def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
     """Return the softmax over the allowed entries, and zeros for rows without any; under autocast in fp32."""
-    scores = unrounded(scores)
+    scores = widened(scores)
     if allowed is None:
         return scores.softmax(-1)
     lowest = torch.finfo(scores.dtype).min  # not minus infinity: a fully masked row would become NaN

@@ -1,4 +1,4 @@
-"""Combinations of an encoder's hidden states: one layer, a sum, a concatenation, a learned mean (BERT paper 5.3)."""
+"""Combinations of an encoder's hidden states: one layer, a sum, a concatenation, a learned mean (BERT paper 5.4)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from maskloom.errors import ConfigError
 
 Join = Literal["each", "sum", "concat", "mix"]
-LayerChoice = str | int | Sequence[int]
 
 _NAMED: dict[str, tuple[slice, Join]] = {
     "embeddings": (slice(1), "each"),
@@ -41,17 +40,14 @@ class LayerCombination:
     join: Join
 
     @classmethod
-    def of(cls, choice: LayerChoice, num_layers: int) -> LayerCombination:
+    def of(cls, choice: str, num_layers: int) -> LayerCombination:
         """Parse a choice for an encoder of `num_layers` layers (12 in a base model), not counting the embeddings.
 
         Names are listed in `LAYER_CHOICES`: "sum_all" excludes the embeddings, like the paper's row for all 12 layers;
-        "scalar_mix" and "all" include them. A number, or several in a list or separated by commas, selects individual
-        layers, kept separate; negative numbers count from the end, -1 being the last layer. Raises ConfigError for an
-        unknown name, a layer that does not exist, or a layer listed twice.
+        "scalar_mix" and "all" include them. Numbers, separated by commas, select individual layers, kept separate;
+        negative numbers count from the end, -1 being the last layer. Raises ConfigError for an unknown name, a layer
+        that does not exist, or a layer listed twice.
         """
-        if not isinstance(choice, str):
-            numbers = [choice] if isinstance(choice, int) else list(choice)
-            return cls(",".join(map(str, numbers)), _indices(numbers, num_layers), "each")
         if choice in _NAMED:
             chosen, join = _NAMED[choice]
             if (needed := abs(chosen.start or 0)) > num_layers:
@@ -96,8 +92,8 @@ def _indices(numbers: list[int], num_layers: int) -> tuple[int, ...]:
                 f"layer {number}: the encoder has layers 1 to {num_layers}, or -1 to -{num_layers}; 0 is its embeddings"
             )
         found.append(number % (num_layers + 1))
-    if not found or len(set(found)) != len(found):
-        raise ConfigError(f"layers {numbers}: at least one is needed, and each only once")
+    if len(set(found)) != len(found):
+        raise ConfigError(f"layers {numbers}: each may be listed only once")
     return tuple(found)
 
 

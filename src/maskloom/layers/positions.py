@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from maskloom.layers.processor.onednn import unrounded
+from maskloom.layers.processor.onednn import widened
 from maskloom.layers.sequence_layout import SequenceLayout
 
 _WAVELENGTHS = 10_000.0
@@ -60,7 +60,7 @@ def rotated(qkv: Tensor, layout: SequenceLayout) -> Tensor:
     """
     if layout.rotation is None:
         return qkv
-    qkv = unrounded(qkv)
+    qkv = widened(qkv)
     pairs = qkv.float().unflatten(1, (-1, 2))
     if torch.compiler.is_compiling():  # compilers and ONNX do not support complex numbers
         (real, imaginary), (cosine, sine) = pairs.unbind(2), layout.rotation.unbind(2)

@@ -48,7 +48,7 @@ class ProjectedLSTMs(CarriedLayer):
             at = TimeOrder(layout.sizes, hidden.device, num_ways=1 if is_reversed else 2)
             by_time = at.by_time(inputs)
             by_time = by_time[0].unflatten(1, (2, -1)).transpose(0, 1) if is_reversed else by_time
-            first = kept.index_select(0, at.going).transpose(0, 1).contiguous()
+            first = kept.index_select(0, at.nonempty).transpose(0, 1).contiguous()
             with torch.autocast(hidden.device.type, enabled=False):
                 outputs, last = _Steps.apply(  # pyright: ignore[reportGeneralTypeIssues]
                     by_time.to(self.bias.dtype),
@@ -56,7 +56,7 @@ class ProjectedLSTMs(CarriedLayer):
                     *(self.weight, self.bias, self.projection),
                     (at.batch_sizes, self.clips),
                 )
-            kept = kept.index_copy(0, at.going, last.transpose(0, 1).to(kept.dtype))
+            kept = kept.index_copy(0, at.nonempty, last.transpose(0, 1).to(kept.dtype))
             found = at.packed(outputs.transpose(0, 1).flatten(1)[None] if is_reversed else outputs)
             inputs = found + hidden[: layout.num_tokens] if self.adds_input else found
         return inputs, kept

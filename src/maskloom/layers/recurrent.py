@@ -85,7 +85,7 @@ class RecurrentLayer(CarriedLayer):
     """A recurrent layer that reads each sequence forwards, or in both directions: (tokens, hidden) to (tokens, hidden).
 
     Two directions share the hidden size, which must be even. Dropout is applied to the inputs, never to the state
-    (Zaremba et al. 2014, 3.1). The state of a sequence is (parts, hidden): h and, for an LSTM, c.
+    (Zaremba et al. 2014, 3.2). The state of a sequence is (parts, hidden): h and, for an LSTM, c.
 
     Raises ValueError if the hidden size of a bidirectional layer is odd.
     """
@@ -110,8 +110,8 @@ class RecurrentLayer(CarriedLayer):
             return vectors, state
         ways = [rnn.all_weights[0] for rnn in (self.forwards, self.backwards) if rnn is not None]
         at = TimeOrder(layout.sizes, hidden.device, num_ways=len(ways))
-        vectors, last = read(self.cell, ways, vectors, at, state.index_select(0, at.going))
-        return vectors, state.index_copy(0, at.going, last.to(state.dtype))
+        vectors, last = read(self.cell, ways, vectors, at, state.index_select(0, at.nonempty))
+        return vectors, state.index_copy(0, at.nonempty, last.to(state.dtype))
 
 
 class BiLSTM(nn.Module):

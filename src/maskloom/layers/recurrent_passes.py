@@ -29,7 +29,7 @@ sigmoid_slope, tanh_slope = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh
 class TimeOrder:
     """The order of tokens by time step, longest sequence first, for reading forwards or in both directions.
 
-    `tokens` (w, n) is the token at each place, `places` (w, n) the place of each token, `going` (sequences,) the
+    `tokens` (w, n) is the token at each place, `places` (w, n) the place of each token, `nonempty` (sequences,) the
     non-empty sequences, longest first, and `batch_sizes` (steps,) the number of sequences that reach each step. States
     have one row for each of these sequences, then one for each place; `before` (n,) is the row of the previous state
     of each place, `last` (sequences,) the row of the last state of each sequence. There must be at least one token.
@@ -49,7 +49,7 @@ class TimeOrder:
         first = int(self.batch_sizes[0])
         ranked = longest_first[:first]
         self.sizes = [first, *self.batch_sizes.tolist()]
-        self.going = to_device(ranked, device)
+        self.nonempty = to_device(ranked, device)
         self.before = to_device(first + numbers - np.repeat(self.sizes[:-1], self.batch_sizes), device)
         self.last = to_device(first + places[ends[ranked] - 1], device)
         ways = np.arange(num_ways)[:, None]

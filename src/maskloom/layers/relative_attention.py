@@ -13,7 +13,7 @@ from maskloom.layers.attention import KeyValues, PastTokens
 from maskloom.layers.cross_attention import CrossAttention
 from maskloom.layers.dropout import dropout_factors, head_keys, next_keys
 from maskloom.layers.processor.matrix_products import Dense
-from maskloom.layers.processor.onednn import unrounded
+from maskloom.layers.processor.onednn import widened
 from maskloom.layers.sequence_layout import SequenceLayout
 
 
@@ -52,7 +52,7 @@ class RelativeBias(nn.Module):
     def within(self, layout: SequenceLayout) -> SequenceLayout:
         """Return the layout with the score biases of each group, minus infinity where a query may not attend."""
         biases = []
-        for group, place in zip(layout.groups, layout.places(), strict=True):
+        for group, place in zip(layout.groups, layout.group_positions(), strict=True):
             bias, allowed = self.between(place, place), group.allowed(place.device, causal=self.causal)
             biases.append(bias if allowed is None else bias.masked_fill(~allowed, -math.inf))
         return replace(layout, given=layout.grouping, biases=tuple(biases))
@@ -118,7 +118,7 @@ def _attend(qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float)
         return qkv.new_zeros(0, qkv.shape[1] // 3)
     is_keyed = dropout > 0.0 and qkv.device.type == "cpu" and not torch.compiler.is_compiling()
     keys, dither = next_keys(layout.num_tokens, layout.slot_tokens) if is_keyed else (None, 0.0)
-    contexts, qkv = [], qkv if keys is None else unrounded(qkv)
+    contexts, qkv = [], qkv if keys is None else widened(qkv)
     parts = layout.to_slots(qkv).split([group.num_slots for group in layout.groups])
     for group, part, bias in zip(layout.groups, parts, layout.biases, strict=True):
         q, k, v = part.view(group.num_sequences, group.length, 3, num_heads, -1).permute(2, 0, 3, 1, 4)

@@ -73,7 +73,7 @@ class Grouping:
 
     groups: tuple[LengthGroup, ...]
     slots: Slots | None = None
-    kept: dict[bool, Any] = field(default_factory=dict, init=False, repr=False)  # by attention, for all layers
+    cached: dict[bool, Any] = field(default_factory=dict, init=False, repr=False)  # by attention, for all layers
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class SequenceLayout:
         slots = self.grouping.slots
         return None if slots is None else slots.tokens
 
-    def places(self) -> list[Tensor]:
+    def group_positions(self) -> list[Tensor]:
         """Return the positions of each group's slots, (num_sequences or 1, length)."""
         if not self.has_gaps:
             return [torch.arange(group.length, device=self.lengths.device)[None] for group in self.groups]
@@ -236,7 +236,7 @@ class SequenceLayout:
         if not neighborhood or (self.max_length <= neighborhood + 1 and not self.has_gaps):
             return self
         groups = []
-        for group, places in zip(self.groups, self.places(), strict=True):
+        for group, places in zip(self.groups, self.group_positions(), strict=True):
             mask = ((places.unsqueeze(1) - places.unsqueeze(2)).abs() <= neighborhood)[:, None]
             if group.key_mask is not None:  # padding must attend to something: itself
                 mask = (mask & group.key_mask) | torch.eye(group.length, dtype=torch.bool, device=mask.device)
@@ -253,7 +253,7 @@ class SequenceLayout:
         shifts = torch.repeat_interleave(shifts, self.lengths, output_size=self.num_tokens)
         places = shifts + torch.arange(self.num_tokens, device=packed.device)
         result = packed.new_zeros(self.num_sequences * self.max_length, packed.shape[1])
-        return result.index_copy(0, places, packed).view(self.num_sequences, self.max_length, -1)
+        return result.index_copy(0, places, packed).view(self.num_sequences, self.max_length, packed.shape[1])
 
     def to_slots(self, packed: Tensor) -> Tensor:
         """Reorder (rows, features) to slot order, (slots, features)."""

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from maskloom.layers.attention import Kept, KeyValues, SelfAttention
+from maskloom.layers.attention import KeyValues, LayerState, SelfAttention
 from maskloom.layers.cross_attention import Memory
 from maskloom.layers.dropout import Dropout, RowDraws, current_draws, drawing
 from maskloom.layers.feed_forward import FeedForward
@@ -51,7 +51,7 @@ class Recomputable(nn.Module):
     recomputes = False
 
     def forward(
-        self, hidden: Tensor, layout: SequenceLayout, past: Kept | None = None, memory: Memory | None = None
+        self, hidden: Tensor, layout: SequenceLayout, past: LayerState | None = None, memory: Memory | None = None
     ) -> Tensor:
         """Return the next hidden state of every token; `past` caches earlier tokens and is updated in place."""
         if past is not None or not (self.recomputes and torch.is_grad_enabled()):
@@ -85,13 +85,15 @@ class CarriedLayer(Recomputable):
 
     state_shape: tuple[int, ...]
 
-    def forward(self, hidden: Tensor, layout: SequenceLayout, past: Kept | None = None, memory: Any = None) -> Tensor:
+    def forward(
+        self, hidden: Tensor, layout: SequenceLayout, past: LayerState | None = None, memory: Any = None
+    ) -> Tensor:
         """Return the vector of every token; `past` has the initial state and receives the last state."""
         state = hidden.new_zeros(layout.num_sequences, *self.state_shape)
-        state = state if past is None or past.is_empty else past.kept
+        state = state if past is None or past.is_empty else past.tensor
         vectors, state = super().forward(hidden, layout, None, (state, memory))  # pyright: ignore[reportArgumentType]
         if past is not None:
-            past.kept = state
+            past.tensor = state
         return vectors
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -158,7 +160,7 @@ class TransformerLayer(Recomputable):
             return None
         if self.attention_adapter is not None or self.feed_forward_adapter is not None:
             return None
-        is_plain = feed_forward.activation is F.gelu and feed_forward.dropout is None and type(norm) is nn.LayerNorm
+        is_plain = feed_forward.activation is F.gelu and feed_forward.dropout.p == 0.0 and type(norm) is nn.LayerNorm
         projections = attention.qkv, attention.output, feed_forward.up, feed_forward.down
         own = (each for part in (*projections, norm, self.feed_forward_layer_norm) for each in (part.weight, part.bias))
         learns = all(each is not None and each.requires_grad and each.dtype == torch.float32 for each in own)

@@ -61,7 +61,7 @@ class Bart(Encoder):
         """Put a decoder on top of the encoder."""
         self.top = BartDecoder(self, predicts=False)
 
-    def topped(self, token_ids: Tensor, hidden: Tensor, layout: SequenceLayout) -> Tensor:
+    def through_top(self, token_ids: Tensor, hidden: Tensor, layout: SequenceLayout) -> Tensor:
         """Return the decoder's vectors of the same tokens, which it reads shifted right by one."""
         start = cast(BartConfig, self.config).decoder_start_token_id
         later = token_ids.roll(1).index_fill_(0, layout.first_positions, start)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from maskloom.models.model_config import SIZES, Fraction, ModelConfig, Width
+from maskloom.models.model_config import SIZES, Fraction, ModelConfig, NumLayers, Size, TokenId, VocabSize, Width
 
 _USUAL_SOURCE_LAYERS = 6
 # Published keys of the decoder, and our keys of the encoder whose values they must equal.
@@ -20,8 +20,6 @@ BART_SIZES = {
 }
 """Base and large are the published sizes; the decoder has as many layers as the encoder (Lewis et al. 2019, 2.1)."""
 
-TokenId = Annotated[int, Field(ge=0)]
-
 
 class BartConfig(ModelConfig):
     """Sizes and constants of a BART (Lewis et al. 2019, 2.1), frozen; the defaults are those of bart-large.
@@ -33,14 +31,14 @@ class BartConfig(ModelConfig):
     one reads sources in a separate vocabulary (3.4).
     """
 
-    vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 50_265
+    vocab_size: VocabSize = 50_265
     hidden_size: Width = 1_024
-    num_decoder_layers: Annotated[int, Field(ge=1, le=1_000)] | None = None
+    num_decoder_layers: NumLayers | None = None
     num_attention_heads: Width = 16
-    intermediate_size: Annotated[int, Field(ge=1, le=1_000_000)] = 4_096
+    intermediate_size: Size = 4_096
     attention_probs_dropout_prob: Fraction = 0.0
     activation_dropout: Fraction = 0.0
-    max_position_embeddings: Annotated[int, Field(ge=1, le=1_000_000)] = 1_024
+    max_position_embeddings: Size = 1_024
     layer_norm_eps: Annotated[float, Field(ge=1e-5, le=1e-5)] = 1e-5
     scale_embedding: bool = False
     classifier_dropout: Fraction | None = 0.0
@@ -50,8 +48,8 @@ class BartConfig(ModelConfig):
     decoder_start_token_id: TokenId = 2
     forced_bos_token_id: TokenId | None = None
     forced_eos_token_id: TokenId | None = 2
-    source_vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
-    num_source_layers: Annotated[int, Field(ge=1, le=1_000)] | None = None
+    source_vocab_size: VocabSize | None = None
+    num_source_layers: NumLayers | None = None
 
     has_sinusoids: ClassVar[bool] = False
     """Whether positions are sinusoidal and embeddings are not normalised."""
@@ -129,7 +127,7 @@ class MarianConfig(BartConfig):
     published models are Marian's (Junczys-Dowmunt et al. 2018).
     """
 
-    vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 58_101
+    vocab_size: VocabSize = 58_101
     scale_embedding: bool = True
     pad_token_id: TokenId | None = None
     bos_token_id: TokenId | None = None

@@ -42,7 +42,7 @@ class Bert(Encoder):
         activation = ACTIVATIONS[config.hidden_act] if config.rotary else torch.tanh
         self.pooler = TokenPooler(config.hidden_size, reads=reads, activation=activation)
 
-    def placed(self, layout: SequenceLayout) -> SequenceLayout:
+    def layer_layout(self, layout: SequenceLayout) -> SequenceLayout:
         """Return the layout that the layers read: if positions are rotary, with their rotation."""
         if not cast(BertConfig, self.config).rotary:
             return layout

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from maskloom.layers.attention import Kept
+from maskloom.layers.attention import LayerState
 from maskloom.layers.characters import CharacterCNN, Characters, Highway
 from maskloom.layers.copies import to_device
 from maskloom.layers.dropout import Dropout
@@ -97,7 +97,12 @@ class Elmo(Encoder):
         self.initial_rules: InitialRules = dict.fromkeys(kinds, _fill)
 
     def encode_words(
-        self, vectors: Tensor, layout: SequenceLayout, past: Sequence[Kept] | None = None, *, is_reversed: bool = False
+        self,
+        vectors: Tensor,
+        layout: SequenceLayout,
+        past: Sequence[LayerState] | None = None,
+        *,
+        is_reversed: bool = False,
     ) -> list[Tensor]:
         """Return the input of the first layer and the output of every layer, (words, hidden) each.
 
@@ -106,8 +111,8 @@ class Elmo(Encoder):
         """
         states = [vectors]
         for number, layer in enumerate(self.layers):
-            kept = None if past is None else past[number]
-            states.append(layer(states[-1], layout, kept, is_reversed))
+            state = None if past is None else past[number]
+            states.append(layer(states[-1], layout, state, is_reversed))
         return states
 
     def encode_packed(
@@ -117,7 +122,7 @@ class Elmo(Encoder):
         layout: SequenceLayout,
         *,
         keep_hidden_states: bool = False,
-        past: Sequence[Kept] | None = None,
+        past: Sequence[LayerState] | None = None,
     ) -> EncoderOutput:
         """Encode packed sequences as `Encoder` does; `past` holds the state of each layer, empty at first."""
         self.check_packed(token_ids, segment_ids, layout)
@@ -131,10 +136,10 @@ class Elmo(Encoder):
         # a sequence is represented by its words, not by its sentence marks
         is_word = ~np.isin(characters[:, 1], [CONTINUES, CONTINUES + 1])
         counts = np.where(counts > 0, np.add.reduceat(np.append(is_word, 0), np.cumsum(counts) - counts), 0)
-        spoken = mixed.index_select(0, to_device(np.flatnonzero(is_word), device))
+        of_words = mixed.index_select(0, to_device(np.flatnonzero(is_word), device))
         return EncoderOutput(
             last_hidden_state=mixed.index_select(0, places),
-            pooled=self.pooler(spoken, SequenceLayout.from_lengths(counts, device)),
+            pooled=self.pooler(of_words, SequenceLayout.from_lengths(counts, device)),
             hidden_states=tuple(state.index_select(0, places) for state in states) if keep_hidden_states else None,
         )
 

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from maskloom.models.model_config import Fraction, ModelConfig, Width
+from maskloom.models.model_config import Deviation, Fraction, ModelConfig, NumLayers, Size, Width
 
 _FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
 ELMO_SIZES = {
@@ -30,13 +30,13 @@ class ElmoConfig(ModelConfig):
     """
 
     hidden_size: Width = 1024
-    num_hidden_layers: Annotated[int, Field(ge=1, le=1_000)] = 2
+    num_hidden_layers: NumLayers = 2
     num_attention_heads: Annotated[int, Field(ge=1, le=1)] = 1
-    intermediate_size: Annotated[int, Field(ge=1, le=1_000_000)] = 4096
+    intermediate_size: Size = 4096
     hidden_act: str = "relu"
     attention_probs_dropout_prob: Annotated[float, Field(ge=0.0, le=0.0)] = 0.0
-    max_position_embeddings: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
-    initializer_range: Annotated[float, Field(gt=0.0, le=10.0)] = 0.1
+    max_position_embeddings: Size = 10_000
+    initializer_range: Deviation = 0.1
     source_vocab_size: Annotated[int, Field(ge=SPELLING_SIZE, le=SPELLING_SIZE)] | None = None
     character_size: Width = 16
     max_characters: Annotated[int, Field(ge=3, le=1_000)] = 50

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from maskloom.errors import ConfigError
-from maskloom.layers.attention import Kept, SelfAttention
+from maskloom.layers.attention import LayerState, SelfAttention
 from maskloom.layers.copies import to_device
 from maskloom.layers.cross_attention import CrossAttention
 from maskloom.layers.feed_forward import FeedForward, GatedFeedForward
@@ -47,8 +47,8 @@ class Encoder(nn.Module):
     """A stack of layers over packed tokens; padding is never computed.
 
     A subclass creates `embeddings` (with a table `word`), `layers`, `final_norm` and `pooler`, and maps ids to vectors
-    in `embedded`. It may put a layer on `top`, which `topped` calls. If it `pools_state`, `pooled` needs the state that
-    layers kept. Its parameters are filled by `build_model`, by `initial_rules` where those are not the shared `RULES`.
+    in `embedded`. It may put a layer on `top`, which `through_top` calls. If it `pools_state`, `pooled` needs the state
+    of the layers. Its parameters are filled by `build_model`, by `initial_rules` where they differ from `RULES`.
     """
 
     pools_state = False
@@ -90,12 +90,12 @@ class Encoder(nn.Module):
     def read_through_decoder(self) -> None:
         """Prepare for heads without a decoder; does nothing here, since they read most encoders directly."""
 
-    def topped(self, token_ids: Tensor, hidden: Tensor, layout: SequenceLayout) -> Tensor:
+    def through_top(self, token_ids: Tensor, hidden: Tensor, layout: SequenceLayout) -> Tensor:
         """Return the output of the layer on top for tokens and their vectors, (tokens, hidden)."""
         return cast(nn.Module, self.top)(hidden, layout)
 
-    def pooled(self, hidden: Tensor, layout: SequenceLayout, past: Sequence[Kept] | None) -> Tensor:
-        """Pool token vectors to one vector per sequence, (sequences, hidden); `past` is the state that layers kept."""
+    def pooled(self, hidden: Tensor, layout: SequenceLayout, past: Sequence[LayerState] | None) -> Tensor:
+        """Pool token vectors to one vector per sequence, (sequences, hidden); `past` has the state of every layer."""
         return self.pooler(hidden, layout)
 
     def transformer_stack(self, *, of_decoder: bool = False) -> tuple[nn.ModuleList, nn.Module]:
@@ -124,7 +124,7 @@ class Encoder(nn.Module):
         )
         return layers, norm() if pre_norm else nn.Identity()
 
-    def placed(self, layout: SequenceLayout) -> SequenceLayout:
+    def layer_layout(self, layout: SequenceLayout) -> SequenceLayout:
         """Return the layout that the layers read."""
         return layout
 
@@ -139,7 +139,7 @@ class Encoder(nn.Module):
         layout: SequenceLayout,
         *,
         keep_hidden_states: bool = False,
-        past: Sequence[Kept] | None = None,
+        past: Sequence[LayerState] | None = None,
     ) -> EncoderOutput:
         """Encode packed sequences: ids and segments (tokens,) to vectors (tokens, hidden) and (sequences, hidden).
 
@@ -147,9 +147,9 @@ class Encoder(nn.Module):
         Raises ValueError for a layout with a different number of tokens or a sequence beyond max_position_embeddings.
         """
         self.check_packed(token_ids, segment_ids, layout)
-        layout = self.placed(layout)
+        layout = self.layer_layout(layout)
         if past is None and self.pools_state:
-            past = [Kept(token_ids.new_empty(0)) for _ in self.layers]
+            past = [LayerState(token_ids.new_empty(0)) for _ in self.layers]
         hidden = self.embedded(token_ids, segment_ids, layout)
         dtype = self.word_embeddings.dtype  # on a GPU, embeddings and layers may return half precision
         states = [hidden.to(dtype)]
@@ -164,7 +164,7 @@ class Encoder(nn.Module):
             states *= 1 + len(self.layers)
         hidden = states[-1] = self.final_norm(hidden.to(dtype))
         if self.top is not None and layout.num_tokens > 0:
-            hidden = states[-1] = self.topped(token_ids, hidden, layout)
+            hidden = states[-1] = self.through_top(token_ids, hidden, layout)
         return EncoderOutput(
             last_hidden_state=hidden,
             pooled=self.pooled(hidden, layout, past),

@@ -12,7 +12,7 @@ from maskloom.models.gpt_config import GptConfig
 
 
 class Gpt(Encoder):
-    """Word and position embeddings, causal layers, and the last token's vector for a sequence (equation 2).
+    """Word and position embeddings, causal layers, and the last token's vector for a sequence (equations 2 and 3).
 
     Layers are post-norm, as in GPT; with `pre_norm` a norm comes before each block and one after the last layer, as in
     GPT-2. There are no segments.

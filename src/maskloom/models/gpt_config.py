@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from maskloom.models.model_config import Fraction, ModelConfig
+from maskloom.models.model_config import Epsilon, Fraction, ModelConfig, TokenId, VocabSize
 
 # Our names of activations to the names in the first GPT's files.
 _FIRST_ACTIVATIONS = {"gelu_new": "gelu", "relu": "relu", "silu": "silu"}
@@ -19,11 +19,11 @@ class GptConfig(ModelConfig):
     All classifiers use `classifier_dropout`, or the hidden dropout if it is None; transformers uses none for texts.
     """
 
-    vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 40_478
+    vocab_size: VocabSize = 40_478
     hidden_act: str = "gelu_new"
     embedding_dropout_prob: Fraction = 0.1
-    layer_norm_eps: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-5
-    pad_token_id: Annotated[int, Field(ge=0)] | None = None
+    layer_norm_eps: Epsilon = 1e-5
+    pad_token_id: TokenId | None = None
     pre_norm: bool = False
 
     causal: ClassVar[bool] = True

@@ -17,7 +17,7 @@ from maskloom.layers.copies import to_device
 from maskloom.layers.crf import LinearChainCRF
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.general_attention import masked_softmax
-from maskloom.layers.layer_mix import LayerChoice, LayerCombination, ScalarMix
+from maskloom.layers.layer_mix import LayerCombination, ScalarMix
 from maskloom.layers.processor.matrix_products import Dense
 from maskloom.layers.processor.onednn import Packable
 from maskloom.layers.recurrent import BiLSTM, RecurrentLayer
@@ -97,7 +97,7 @@ class LanguageModelHead(VocabularyHead, Packable):  # pyright: ignore[reportInco
 
 
 class BidirectionalLMHead(VocabularyHead):
-    """A softmax over words that both directions of a language model share (Peters et al. 2018, equation 1 and after).
+    """A softmax over words that both directions of a language model share (Peters et al. 2018, 3.1).
 
     The loss takes the states of one direction, (predictions, size). For both side by side, (predictions, 2 size), the
     directions' logits for the word between are summed.
@@ -141,7 +141,7 @@ class DeepClassificationHead(ClassificationHead):
 
 
 class BiLSTMTagger(nn.Module):
-    """A tagger on vectors of a frozen encoder (BERT paper 5.3): (words, vectors, width) to (words, num_labels).
+    """A tagger on vectors of a frozen encoder (BERT paper 5.4): (words, vectors, width) to (words, num_labels).
 
     `layers` selects hidden states, as in `LayerCombination`; several vectors of a word are concatenated or, for
     "scalar_mix", mixed with learned weights, with `mix_layer_norm` after normalisation. `lstm_size` is the width of
@@ -156,7 +156,7 @@ class BiLSTMTagger(nn.Module):
         config: ModelConfig,
         num_labels: int,
         *,
-        layers: LayerChoice = "concat_last_four",
+        layers: str = "concat_last_four",
         lstm_size: int = 768,
         lstm_layers: int = 2,
         dropout: float = 0.1,

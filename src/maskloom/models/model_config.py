@@ -27,6 +27,12 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
 """The published sizes of BERT, which architectures use unless their rows override them."""
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+Deviation = Annotated[float, Field(gt=0.0, le=10.0)]
+Epsilon = Annotated[float, Field(gt=0.0, le=1.0)]
+TokenId = Annotated[int, Field(ge=0)]
+VocabSize = Annotated[int, Field(ge=1, le=10_000_000)]
+NumLayers = Annotated[int, Field(ge=1, le=1_000)]
+Size = Annotated[int, Field(ge=1, le=1_000_000)]
 Width = Annotated[int, Field(ge=1, le=65_536)]
 # Keys that name Python code in the model folder for other programs to run.
 _CODE = ("auto_map", "custom_pipelines")
@@ -68,18 +74,18 @@ class ModelConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
-    vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 30_522
+    vocab_size: VocabSize = 30_522
     hidden_size: Width = 768
-    num_hidden_layers: Annotated[int, Field(ge=1, le=1_000)] = 12
+    num_hidden_layers: NumLayers = 12
     num_attention_heads: Width = 12
-    intermediate_size: Annotated[int, Field(ge=1, le=1_000_000)] = 3_072
+    intermediate_size: Size = 3_072
     hidden_act: str = "gelu"
     hidden_dropout_prob: Fraction = 0.1
     attention_probs_dropout_prob: Fraction = 0.1
-    max_position_embeddings: Annotated[int, Field(ge=1, le=1_000_000)] = 512
-    initializer_range: Annotated[float, Field(gt=0.0, le=10.0)] = 0.02
-    layer_norm_eps: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-12
-    pad_token_id: Annotated[int, Field(ge=0)] | None = 0
+    max_position_embeddings: Size = 512
+    initializer_range: Deviation = 0.02
+    layer_norm_eps: Epsilon = 1e-12
+    pad_token_id: TokenId | None = 0
     classifier_dropout: Fraction | None = None
 
     # The values of model_type in a config.json that describes this architecture; ours is the first.

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskloom.errors import ConfigError
-from maskloom.layers.attention import Kept
+from maskloom.layers.attention import LayerState
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.embeddings import WordEmbeddings
 from maskloom.layers.energies import Energy, EnergyAttention
@@ -64,7 +64,7 @@ class Recurrent(Encoder):
     """Word embeddings and recurrent layers, each of which reads the states of the one below.
 
     Dropout applies to the input of each layer and, in a left-to-right network, to the output of the last layer, which
-    predicts the next word (Zaremba et al. 2014, 3.1); other networks leave the latter to their heads.
+    predicts the next word (Zaremba et al. 2014, 3.2); other networks leave the latter to their heads.
     """
 
     def __init__(self, config: RecurrentConfig) -> None:
@@ -84,13 +84,13 @@ class Recurrent(Encoder):
         forget_bias = getattr(config, "forget_bias", 0.0)
         self.initial_rules: InitialRules = {nn.RNNBase: partial(_fill, forget_bias=forget_bias)}
 
-    def pooled(self, hidden: Tensor, layout: SequenceLayout, past: Sequence[Kept] | None) -> Tensor:
-        """Pool token vectors to one vector per sequence, (sequences, hidden); `past` is the state that layers kept."""
+    def pooled(self, hidden: Tensor, layout: SequenceLayout, past: Sequence[LayerState] | None) -> Tensor:
+        """Pool token vectors to one vector per sequence, (sequences, hidden); `past` has the state of every layer."""
         if self._query == "h":
             return self.pooler(hidden, layout, self.last(hidden, layout))
         if self._query == "c":
-            kept = cast("Sequence[Kept]", past)[-1]
-            queries = hidden.new_zeros(layout.num_sequences, hidden.shape[1]) if kept.is_empty else kept.kept[:, 1]
+            last = cast("Sequence[LayerState]", past)[-1]
+            queries = hidden.new_zeros(layout.num_sequences, hidden.shape[1]) if last.is_empty else last.tensor[:, 1]
             return self.pooler(hidden, layout, queries)
         return self.pooler(hidden, layout)
 
@@ -158,7 +158,7 @@ class RecurrentDecoder(TiedDecoder):
         with self.reading(layout):
             rows = F.embedding(token_ids, self.decoder)
             for layer, state in zip(self.layers, self._first(hidden, source), strict=True):
-                rows = layer(rows, layout, Kept(state))
+                rows = layer(rows, layout, LayerState(state))
             if self.attention is not None:
                 rows = self._joined(self.attention(rows, hidden, AttentionLayout(layout, source)), rows)
             return self.dropout(rows)
@@ -173,14 +173,14 @@ class RecurrentDecoder(TiedDecoder):
         token_ids: Tensor,
         layout: SequenceLayout,
         memories: Sequence[SourceMemory],
-        past: Sequence[Kept],
+        past: Sequence[LayerState],
         layers: Iterable[Callable[..., Tensor]],
     ) -> Tensor:
         """Return the vectors of tokens that follow `past`, and update it: (tokens,) to (tokens, hidden)."""
         (memory,), rows = memories, F.embedding(token_ids, self.decoder)
-        for layer, kept, first in zip(layers, past, memory.first, strict=True):
-            kept.kept = first if kept.is_empty else kept.kept
-            rows = layer(rows, layout, kept)
+        for layer, state, first in zip(layers, past, memory.first, strict=True):
+            state.tensor = first if state.is_empty else state.tensor
+            rows = layer(rows, layout, state)
         if self.attention is None:
             return rows
         queries = rows.view(len(memory.sources), -1, rows.shape[1])

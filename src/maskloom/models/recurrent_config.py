@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from maskloom.models.model_config import Fraction, ModelConfig, Width
+from maskloom.models.model_config import Deviation, Fraction, ModelConfig, Width
 
 GateBias = Annotated[float, Field(ge=-100.0, le=100.0)]
 _SIZES = (("tiny", 1, 128), ("mini", 2, 256), ("small", 2, 512), ("medium", 2, 650), ("large", 2, 1500))
@@ -28,7 +28,7 @@ class RecurrentConfig(ModelConfig):
     num_hidden_layers: Annotated[int, Field(ge=0, le=1_000)] = 1
     num_attention_heads: Width = 1
     attention_probs_dropout_prob: Fraction = 0.0
-    initializer_range: Annotated[float, Field(gt=0.0, le=10.0)] = 0.1
+    initializer_range: Deviation = 0.1
     causal: bool = False
     pooling: Literal["last", "max", "mean", "sum", "attention"] = "last"
     attention_energy: Literal["dot", "scaled_dot", "mlp", "bilinear"] = "mlp"

@@ -52,7 +52,7 @@ class T5(Encoder):
         self.relative_bias, self.layers, self.final_norm = _stack(config)
         self.pooler = LastToken()
 
-    def placed(self, layout: SequenceLayout) -> SequenceLayout:
+    def layer_layout(self, layout: SequenceLayout) -> SequenceLayout:
         """Return the layout with the relative biases of attention scores."""
         return self.relative_bias.within(layout)
 
@@ -74,7 +74,7 @@ class T5Decoder(TransformerDecoder):
         self.relative_bias, self.layers, self.final_norm = _stack(config, of_decoder=True)
         self.output = None if config.tie_word_embeddings else Dense(config.hidden_size, config.vocab_size, bias=False)
 
-    def placed(self, layout: SequenceLayout, past: KeyValues | None = None) -> SequenceLayout:
+    def layer_layout(self, layout: SequenceLayout, past: KeyValues | None = None) -> SequenceLayout:
         """Return the layout with the relative biases of attention scores."""
         if past is None or past.is_empty:
             return self.relative_bias.within(layout)

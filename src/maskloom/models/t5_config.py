@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from maskloom.models.model_config import SIZES, ModelConfig, Width
+from maskloom.models.model_config import SIZES, Epsilon, ModelConfig, NumLayers, Size, TokenId, VocabSize, Width
 
 T5_SIZES = {
     **{name: SIZES[name] for name in ("tiny", "mini", "base", "large")},
@@ -16,7 +16,7 @@ T5_SIZES = {
 
 
 class T5Config(ModelConfig):
-    """Sizes and constants of a T5 (Raffel et al. 2019, 3.1.2), frozen; the defaults are those of t5-small.
+    """Sizes and constants of a T5 (Raffel et al. 2019, 3.1.1, 3.7), frozen; the defaults are those of t5-small.
 
     Heads have size `head_size`, by default their share of the hidden size. The decoder has `num_decoder_layers`, by
     default as many as the encoder. With `gated` and without `tie_word_embeddings`, in which case the decoder has its
@@ -24,22 +24,22 @@ class T5Config(ModelConfig):
     the input. There is one dropout rate, `hidden_dropout_prob`.
     """
 
-    vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 32_128
+    vocab_size: VocabSize = 32_128
     hidden_size: Width = 512
     head_size: Width = 64
-    num_hidden_layers: Annotated[int, Field(ge=1, le=1_000)] = 6
-    num_decoder_layers: Annotated[int, Field(ge=1, le=1_000)] | None = None
+    num_hidden_layers: NumLayers = 6
+    num_decoder_layers: NumLayers | None = None
     num_attention_heads: Width = 8
-    intermediate_size: Annotated[int, Field(ge=1, le=1_000_000)] = 2_048
+    intermediate_size: Size = 2_048
     hidden_act: str = "relu"
     gated: bool = False
     relative_attention_num_buckets: Annotated[int, Field(ge=4, le=65_536, multiple_of=4)] = 32
     relative_attention_max_distance: Annotated[int, Field(ge=2, le=1_000_000)] = 128
-    layer_norm_eps: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-6
+    layer_norm_eps: Epsilon = 1e-6
     initializer_factor: Annotated[float, Field(gt=0.0, le=100.0)] = 1.0
     tie_word_embeddings: bool = True
-    eos_token_id: Annotated[int, Field(ge=0)] = 1
-    decoder_start_token_id: Annotated[int, Field(ge=0)] = 0
+    eos_token_id: TokenId = 1
+    decoder_start_token_id: TokenId = 0
 
     model_types: ClassVar = ("t5", "maskloom_t5", "maskloom_t5_crf")  # the latter two have heads unknown elsewhere
     required_values: ClassVar = {"is_decoder": False}

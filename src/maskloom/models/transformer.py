@@ -123,7 +123,7 @@ class Transformer(Encoder):
         """Return scaled word embeddings with positions; segments are ignored."""
         return self.embeddings(token_ids, layout)
 
-    def placed(self, layout: SequenceLayout) -> SequenceLayout:
+    def layer_layout(self, layout: SequenceLayout) -> SequenceLayout:
         """Return the layout that the layers read: with neighborhoods if attention is restricted to them."""
         return layout.within(cast(TransformerConfig, self.config).attention_neighborhood)
 
@@ -154,14 +154,14 @@ class TransformerDecoder(TiedDecoder):
         `hidden` (source tokens, hidden) is the encoder's output. Raises ValueError for targets beyond the positions.
         """
         with self.reading(layout):
-            layout = self.placed(layout)
+            layout = self.layer_layout(layout)
             rows = layout.filled_up(self.embedded(token_ids, layout))
             memory = PackedMemory(source.filled_up(hidden), AttentionLayout(layout, source))
             for layer in self.layers:
                 rows = layer(rows, layout, memory=memory)
             return self.final_norm(rows[: layout.num_tokens])
 
-    def placed(self, layout: SequenceLayout, past: KeyValues | None = None) -> SequenceLayout:
+    def layer_layout(self, layout: SequenceLayout, past: KeyValues | None = None) -> SequenceLayout:
         """Return the layout that the layers read, for tokens that follow those in `past`."""
         return layout.within(self.neighborhood)
 
@@ -186,7 +186,7 @@ class TransformerDecoder(TiedDecoder):
 
         `memories`, `past` and `layers` have one entry per layer; `layers` may be equivalent functions.
         """
-        layout, rows = self.placed(layout, past[0]), self.embedded(token_ids, layout)
+        layout, rows = self.layer_layout(layout, past[0]), self.embedded(token_ids, layout)
         for layer, memory, key_values in zip(layers, memories, past, strict=True):
             rows = layer(rows, layout, key_values, memory)
         return self.final_norm(rows)

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field, model_validator
 
 from maskloom.errors import ConfigError
-from maskloom.models.model_config import SIZES, Fraction, ModelConfig, Width
+from maskloom.models.model_config import SIZES, Epsilon, Fraction, ModelConfig, NumLayers, Size, VocabSize, Width
 
 TRANSFORMER_SIZES = {
     **{name: SIZES[name] for name in ("tiny", "mini", "small")},
@@ -29,21 +29,21 @@ class TransformerConfig(ModelConfig):
     the encoder reads a different vocabulary from the decoder's, with its own word embeddings.
     """
 
-    vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 37_000
+    vocab_size: VocabSize = 37_000
     hidden_size: Width = 512
-    num_hidden_layers: Annotated[int, Field(ge=1, le=1_000)] = 6
-    num_decoder_layers: Annotated[int, Field(ge=1, le=1_000)] | None = None
+    num_hidden_layers: NumLayers = 6
+    num_decoder_layers: NumLayers | None = None
     num_attention_heads: Width = 8
     key_size: Width | None = None
-    intermediate_size: Annotated[int, Field(ge=1, le=1_000_000)] = 2_048
+    intermediate_size: Size = 2_048
     hidden_act: str = "relu"
     attention_probs_dropout_prob: Fraction = 0.0
-    max_position_embeddings: Annotated[int, Field(ge=1, le=1_000_000)] = 1_024
-    layer_norm_eps: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-6
+    max_position_embeddings: Size = 1_024
+    layer_norm_eps: Epsilon = 1e-6
     pre_norm: bool = False
     learned_positions: bool = False
     attention_neighborhood: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    source_vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    source_vocab_size: VocabSize | None = None
 
     model_types: ClassVar = ("maskloom_transformer", "maskloom_transformer_crf")
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from maskloom.data.batch import PackedBatch, PretrainingBatch
 from maskloom.errors import ConfigError
-from maskloom.layers.attention import Kept
+from maskloom.layers.attention import LayerState
 from maskloom.layers.copies import to_device
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import CarriedLayer
@@ -100,9 +100,9 @@ class CarriedLanguageModeling(MaskedLanguageModeling):
         return tuple(torch.zeros(shape, dtype=word.dtype, device=word.device) for shape in shapes)
 
     def _vectors(self, model: EncoderWithHeads, batch: Any) -> tuple[Tensor, Tensor]:
-        past = [Kept(state) for state in batch.carry]
+        past = [LayerState(state) for state in batch.carry]
         output = encode_batch(model, batch, past=past)
-        batch.after = tuple(kept.kept.detach() for kept in past)
+        batch.after = tuple(state.tensor.detach() for state in past)
         return vectors_at(batch.mlm_positions, output)
 
 
@@ -148,10 +148,10 @@ class BidirectionalLanguageModeling(CarriedLanguageModeling):
         characters, _, _ = encoder.spelled(spelled.flat, np.diff(spelled.edges))
         vectors = encoder.embeddings.characters(to_device(characters, device))  # pyright: ignore[reportCallIssue]
         read = vectors.index_select(0, to_device(places, device)).chunk(2)
-        past = [Kept(state) for state in batch.carry]
+        past = [LayerState(state) for state in batch.carry]
         layout = SequenceLayout.from_lengths(batch.lengths, device)
         states = encoder.encode_words(torch.cat(read, 1), layout, past, is_reversed=True)
-        batch.after = tuple(kept.kept.detach() for kept in past)
+        batch.after = tuple(state.tensor.detach() for state in past)
         hidden = encoder.final_norm(states[-1]).chunk(2, 1)
         return [*hidden], [to_device(labels, device) for labels in (batch.mlm_labels, batch.backward_labels)]
 

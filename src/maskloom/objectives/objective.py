@@ -16,7 +16,7 @@ from torch import Tensor
 
 from maskloom.data.batch import BothOrdersBatch
 from maskloom.errors import DataError
-from maskloom.layers.attention import Kept
+from maskloom.layers.attention import LayerState
 from maskloom.layers.copies import all_to_device, to_device
 from maskloom.layers.layer_mix import ScalarMix
 from maskloom.layers.sequence_layout import SequenceLayout
@@ -80,7 +80,7 @@ def check_ids(name: str, ids: np.ndarray, number: int) -> None:
 
 
 def encode_batch(
-    model: EncoderWithHeads, batch: Any, *, keep_hidden_states: bool = False, past: Sequence[Kept] | None = None
+    model: EncoderWithHeads, batch: Any, *, keep_hidden_states: bool = False, past: Sequence[LayerState] | None = None
 ) -> EncoderOutput:
     """Run the encoder over a batch; `past` holds its layers' state of earlier tokens. Raises like `packed_inputs`."""
     return model.encoder.encode_packed(*packed_inputs(model, batch), keep_hidden_states=keep_hidden_states, past=past)

@@ -1,4 +1,4 @@
-"""The loss of a target given its source (Vaswani et al. 2017, 3.1), decoding (5.4), and pre-training on noised text."""
+"""The loss of a target given its source (Vaswani et al. 2017, 3.1, 5.4), decoding (6.1), and the loss of denoising."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses of one tag per word, on its first token: independent, as a chain, on frozen vectors (BERT paper 5.3)."""
+"""Losses of one tag per word, on its first token: independent, as a chain, on frozen vectors (BERT paper 4.3, 5.4)."""
 
 from __future__ import annotations
 

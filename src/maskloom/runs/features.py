@@ -1,4 +1,4 @@
-"""Writing a model's activations, for training on them and for any other use (BERT paper 5.3)."""
+"""Writing a model's activations, for training on them and for any other use (BERT paper 5.4)."""
 
 from __future__ import annotations
 

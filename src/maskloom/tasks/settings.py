@@ -19,7 +19,7 @@ class FinetuningData(Section):
 
 
 class MixSection(Section):
-    """How a learned mix of layers is computed, in an ELMo or in [features] (Peters et al. 2018, 3.2)."""
+    """How a learned mix of layers is computed, in an ELMo or in [features] (Peters et al. 2018, 3.2 and 3.3)."""
 
     layer_norm: bool = key(
         False,
@@ -124,7 +124,7 @@ Context = Literal["sentence", "document"]
 
 
 class TaggingSection(Section):
-    """Tagging of words (paper 5.3): how files encode tags, and how much of a document a word sees.
+    """Tagging of words (paper 4.3): how files encode tags, and how much of a document a word sees.
 
     `scheme` "plain" is for tags of single words, such as parts of speech; "auto" distinguishes them from entity tags.
     """
@@ -141,7 +141,7 @@ _LAYERS = "^(embeddings|last|second_to_last|(sum|concat)_last_four|sum_all|scala
 
 
 class FeaturesSection(Section):
-    """Tagging on vectors of a frozen encoder (paper 5.3, Table 7): which layers, and the BiLSTM that reads them."""
+    """Tagging on vectors of a frozen encoder (paper 5.4, Table 7): which layers, and the BiLSTM that reads them."""
 
     layers: str = key(
         "concat_last_four",

@@ -191,8 +191,8 @@ def accumulate_gradients(
 class StepDraws:
     """The dropout draws of a step: functions of seed, step, row and position only, however the batch is split.
 
-    Where torch draws the numbers (in recurrent layers and in its attention on a GPU), they depend on the number of the
-    micro-batch, counted over the whole batch.
+    Where torch draws the numbers (in a BiLSTM, for rows that are neither tokens nor sequences, and in its attention on
+    a GPU), they depend on the number of the micro-batch, counted over the whole batch.
     """
 
     seed: int

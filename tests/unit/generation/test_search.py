@@ -9,7 +9,9 @@ import torch
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.errors import ConfigError, DataError
 from maskloom.generation.search import Choice, Decoder, Generation, continue_texts, largest_of
+from maskloom.generation.sources import decode_sources
 from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.models.architectures import ARCHITECTURES
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.models.gpt_config import GptConfig
@@ -269,3 +271,17 @@ def test_numbers_of_an_apple_gpu_are_read_on_the_processor():
     on_apple = [SimpleNamespace(device=torch.device("mps"), cpu=lambda part=part: part) for part in given]
     choose = Choice(None, (), Generation(), [0, 1])
     assert choose.read(*given) == choose.read(*on_apple) == [[1.5, 2.0], [-0.25, 7.0]]
+
+
+@pytest.mark.parametrize("name", [name for name, row in ARCHITECTURES.items() if row.has_decoder])
+@torch.no_grad()
+def test_a_source_without_tokens_has_the_same_target_alone_and_beside_another(name):
+    row = ARCHITECTURES[name]
+    model = build_model(row.config_type.of_size("tiny", row.sizes, vocab_size=11), ("decoder",), seed=3).eval()
+    found = []
+    for lengths in ([0], [0, 3], [0, 0]):
+        layout = SequenceLayout.from_lengths(lengths)
+        hidden = torch.ones(layout.num_tokens, model.config.hidden_size)
+        found.append(decode_sources(model, hidden, layout, Generation(4, beam=2), begin=[0], end=2)[0])
+    assert found[0].token_ids == found[1].token_ids == found[2].token_ids
+    assert found[0].log_probability == pytest.approx(found[1].log_probability, abs=1e-5)

@@ -7,7 +7,7 @@ from tests.unit.inference.generators import SIZES, generator_folder
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.data.batch import SourceTargetBatch
-from maskloom.generation.search import Continuation, Generation, made_by_length
+from maskloom.generation.search import Continuation, Generation, batched_by_length
 from maskloom.inference import Predictor
 from maskloom.inference.span_filling import filled
 from maskloom.models.assembled import build_model
@@ -26,10 +26,10 @@ def test_prompts_of_similar_length_go_together_and_come_back_in_order():
         batches.append([len(prompt) for prompt in prompts])
         return [Continuation([number]) for number in numbers]
 
-    found = made_by_length([[0] * length for length in LENGTHS], 7, 4, make)
+    found = batched_by_length([[0] * length for length in LENGTHS], 7, 4, make)
     assert [text.token_ids for text in found] == [[7 + place] for place in range(len(LENGTHS))]
     assert batches == [[30, 20, 12, 9], [9, 4, 3, 2], [1, 1]]
-    assert made_by_length([], 0, 4, make) == []
+    assert batched_by_length([], 0, 4, make) == []
 
 
 @pytest.mark.parametrize("name", ["transformer", "gpt"])

@@ -12,6 +12,7 @@ from maskloom.layers.processor import onednn
 from maskloom.layers.processor.onednn import pack_for_inference
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import build_model
+from maskloom.models.bart_config import BartConfig
 from maskloom.models.bert_config import BertConfig
 from maskloom.models.gpt_config import GptConfig
 
@@ -62,8 +63,10 @@ def test_rotary_positions_go_on_after_a_prompt(gated):
 
 
 def test_known_layers_have_a_step_of_their_own():
-    layer = gpt().encoder.layers[0]
-    assert next_token_step(layer, torch.empty(1, 128)) is not layer
+    config = BartConfig.of_size("tiny", vocab_size=40, activation_dropout=0.1)
+    decoder = build_model(config, ("decoder",), seed=3).eval().heads["decoder"]
+    for layer in (*gpt().encoder.layers, *decoder.layers):
+        assert next_token_step(layer, torch.empty(1, 128)) is not layer
 
 
 def with_adapter(layer):

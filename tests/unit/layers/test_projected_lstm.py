@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from maskloom.layers.attention import Kept
+from maskloom.layers.attention import LayerState
 from maskloom.layers.projected_lstm import ProjectedLSTMs
 from maskloom.layers.sequence_layout import SequenceLayout
 
@@ -53,11 +53,11 @@ def plainly(layer, hidden, kept):
 def test_outputs_states_and_all_gradients_are_those_of_a_plain_loop(options):
     layer, hidden = layer_of(**options), inputs()
     state = 0.2 * torch.randn(len(LENGTHS), 2, SIZE + CELL, dtype=torch.double)
-    past = Kept(state.clone())
+    past = LayerState(state.clone())
     found = layer(hidden, SequenceLayout.from_lengths(LENGTHS), past)
     expected, last = plainly(layer, hidden, state)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
-    torch.testing.assert_close(past.kept, last, rtol=0, atol=1e-14)
+    torch.testing.assert_close(past.tensor, last, rtol=0, atol=1e-14)
     weights, over = torch.randn_like(found), [hidden, *layer.parameters()]
     gradients = [torch.autograd.grad((values * weights).sum(), over) for values in (found, expected)]
     for ours, theirs in zip(*gradients, strict=True):
@@ -69,9 +69,9 @@ def test_both_clips_cut():
     free, cut = (layer(inputs(), SequenceLayout.from_lengths(LENGTHS)) for layer in outputs)
     assert free.abs().max() > 0.5
     assert cut.abs().max() == 0.3
-    past = Kept(torch.empty(0))
+    past = LayerState(torch.empty(0))
     layer_of(cell_clip=0.25)(inputs(), SequenceLayout.from_lengths(LENGTHS), past)
-    assert past.kept[:, :, SIZE:].abs().max() == 0.25
+    assert past.tensor[:, :, SIZE:].abs().max() == 0.25
 
 
 def test_a_reversed_text_on_the_right_is_read_as_it_stands():
@@ -97,12 +97,12 @@ def test_with_a_state_it_is_recomputed_too():
     for recomputes in (False, True):
         layer, past = (
             layer_of(),
-            Kept(torch.randn(5, 2, SIZE + CELL, generator=torch.Generator().manual_seed(3)).double()),
+            LayerState(torch.randn(5, 2, SIZE + CELL, generator=torch.Generator().manual_seed(3)).double()),
         )
         layer.recomputes, calls, computed = recomputes, [], layer.computed
         layer.computed = lambda *given, calls=calls, computed=computed: calls.append(1) or computed(*given)
         output = layer(hidden, SequenceLayout.from_lengths(LENGTHS), past)
         gradients = torch.autograd.grad(output.sin().sum(), [hidden, *layer.parameters()])
         assert len(calls) == 1 + recomputes
-        found.append([output, past.kept, *gradients])
+        found.append([output, past.tensor, *gradients])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import nn
 
-from maskloom.layers.attention import Kept
+from maskloom.layers.attention import LayerState
 from maskloom.layers.recurrent import CELLS, BiLSTM, RecurrentLayer, read
 from maskloom.layers.recurrent_passes import TimeOrder
 from maskloom.layers.sequence_layout import SequenceLayout
@@ -77,18 +77,18 @@ def test_a_layer_reads_each_sequence_by_itself(name, bidirectional):
 
 @pytest.mark.parametrize("name", CELLS)
 def test_a_text_in_two_parts_with_its_state_is_the_whole_text(name):
-    layer, past = RecurrentLayer(name, 6, bidirectional=False, dropout=0.0), Kept(torch.empty(0))
+    layer, past = RecurrentLayer(name, 6, bidirectional=False, dropout=0.0), LayerState(torch.empty(0))
     x = torch.randn(2, 9, 6)
     whole = run(layer, x.flatten(0, 1), [9, 9]).view(2, 9, 6)
     first = layer(x[:, :4].flatten(0, 1), SequenceLayout.from_lengths([4, 4]), past)
-    assert past.kept.shape == (2, CELLS[name].num_parts, 6)
-    assert torch.equal(past.kept[:, 0], first.view(2, 4, 6)[:, -1])
+    assert past.tensor.shape == (2, CELLS[name].num_parts, 6)
+    assert torch.equal(past.tensor[:, 0], first.view(2, 4, 6)[:, -1])
     second = layer(x[:, 4:].flatten(0, 1), SequenceLayout.from_lengths([5, 5]), past)
     found = torch.cat([first.view(2, 4, 6), second.view(2, 5, 6)], 1)
     torch.testing.assert_close(found, whole, rtol=0, atol=1e-6)
-    kept = past.kept
+    kept = past.tensor
     layer(x[:0, 0], SequenceLayout.from_lengths([0, 0]), past)
-    assert torch.equal(past.kept, kept)
+    assert torch.equal(past.tensor, kept)
 
 
 def in_one_way(name, rnn, x, *state):

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maskloom.layers.attention import Kept
+from maskloom.layers.attention import LayerState
 from maskloom.layers.recurrent import CELLS, RecurrentLayer
 from maskloom.layers.recurrent_passes import TimeOrder
 from maskloom.layers.sequence_layout import SequenceLayout
@@ -49,8 +49,8 @@ def layer_of(name, *, bidirectional):
 
 
 def run(layer, x, state):
-    past = Kept(state)
-    return layer(x, SequenceLayout.from_lengths(LENGTHS), past), past.kept
+    past = LayerState(state)
+    return layer(x, SequenceLayout.from_lengths(LENGTHS), past), past.tensor
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
@@ -60,10 +60,10 @@ def test_gradients_of_inputs_states_and_weights_are_those_of_differences(name, b
     names = [parameter for parameter, _ in layer.named_parameters()]
 
     def function(x, state, *values):
-        past = Kept(state)
+        past = LayerState(state)
         weights = dict(zip(names, values, strict=True))
         found = torch.func.functional_call(layer, weights, (x, SequenceLayout.from_lengths(LENGTHS), past))
-        return found, past.kept
+        return found, past.tensor
 
     assert torch.autograd.gradcheck(function, (x, state, *layer.parameters()), fast_mode=True)
 

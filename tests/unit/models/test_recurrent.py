@@ -8,7 +8,7 @@ from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.errors import ConfigError, DataError
 from maskloom.generation.search import Generation
 from maskloom.generation.sources import decode_sources
-from maskloom.layers.attention import Kept
+from maskloom.layers.attention import LayerState
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.architectures import ARCHITECTURES
 from maskloom.models.assembled import build_model, prepare_blocks
@@ -33,24 +33,24 @@ def batch():
 @pytest.mark.parametrize("pooling", ["last", "max", "mean", "sum"])
 def test_poolings_are_what_they_say(pooling, causal):
     model = encoder(pooling=pooling, causal=causal)
-    past = [Kept(torch.empty(0)) for _ in model.layers]
+    past = [LayerState(torch.empty(0)) for _ in model.layers]
     output = model.encode_packed(*batch(), past=past)
     for row, part in enumerate(output.last_hidden_state.split(LENGTHS)):
         if not len(part):
             assert not output.pooled[row].any()
             continue
-        read = {"last": past[-1].kept[row, 0], "max": part.max(0).values, "mean": part.mean(0), "sum": part.sum(0)}
+        read = {"last": past[-1].tensor[row, 0], "max": part.max(0).values, "mean": part.mean(0), "sum": part.sum(0)}
         torch.testing.assert_close(output.pooled[row], read[pooling])
 
 
 @pytest.mark.parametrize("query", ["h", "c", "learned"])
 def test_the_query_of_attention_is_the_last_state_or_learned(query):
     model = encoder(pooling="attention", attention_query=query, attention_energy="dot")
-    past = [Kept(torch.empty(0)) for _ in model.layers]
+    past = [LayerState(torch.empty(0)) for _ in model.layers]
     output = model.encode_packed(*batch(), past=past)
     assert torch.equal(output.pooled, model.encode_packed(*batch()).pooled)
     for row, part in enumerate(output.last_hidden_state.split(LENGTHS)):
-        queries = {"h": past[-1].kept[row, 0], "c": past[-1].kept[row, 1], "learned": model.pooler.query}
+        queries = {"h": past[-1].tensor[row, 0], "c": past[-1].tensor[row, 1], "learned": model.pooler.query}
         expected = (part @ queries[query].flatten()).softmax(0) @ part
         torch.testing.assert_close(output.pooled[row], expected)
     nothing = model(torch.zeros(2, 3, dtype=torch.int64), attention_mask=torch.zeros(2, 3))

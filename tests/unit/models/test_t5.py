@@ -128,10 +128,10 @@ def test_targets_of_unequal_length_have_a_cache_too():
     texts, last = [[0, 4, 5], [0, 9, 8, 7, 6]], torch.tensor([11, 12])
     layout = SequenceLayout.from_lengths([3, 5])
     past = PastTokens(len(head.layers), 4, 6, layout)
-    placed, packed = head.placed(layout, past.layers[0]), PackedMemory(memory, AttentionLayout(layout, source))
+    own, packed = head.layer_layout(layout, past.layers[0]), PackedMemory(memory, AttentionLayout(layout, source))
     rows = head.embedded(torch.tensor([token for text in texts for token in text]), layout)
     for layer, key_values in zip(head.layers, past.layers, strict=True):
-        rows = layer(rows, placed, key_values, packed)
+        rows = layer(rows, own, key_values, packed)
     past.add_token()
     memories = [PaddedMemory.of(layer.cross_attention, memory, source) for layer in head.layers]
     found = head.logits(head.step(last, SequenceLayout.from_lengths([1, 1]), memories, past.layers, head.layers))

@@ -12,7 +12,7 @@ from tests.moved_weights import moved
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.data.batch import SourceTargetBatch
 from maskloom.errors import ConfigError, DataError
-from maskloom.generation.search import Choice, Generation, found_by
+from maskloom.generation.search import Choice, Generation, decode
 from maskloom.generation.sources import SourceDecoder, decode_sources
 from maskloom.layers.positions import exact_sinusoids, sinusoids
 from maskloom.layers.sequence_layout import SequenceLayout
@@ -277,7 +277,7 @@ def written_out_search(table, width):
 def test_a_beam_finds_what_a_written_out_search_finds_and_a_wide_one_the_best_of_all(width, alpha, seed):
     """Three words and an end, at most four tokens, scored by the paper's rule."""
     settings = Generation(max_tokens=LONGEST, beam=width, length_penalty=alpha)
-    (found,) = found_by(Table(seed), [[9]], Choice(END, (), settings, [0]), [LONGEST])
+    (found,) = decode(Table(seed), [[9]], Choice(END, (), settings, [0]), [LONGEST])
     texts = all_texts(Table(seed)) if width > 2 else written_out_search(Table(seed), width)
     text, total = max(texts, key=lambda one: of_paper(*one, alpha))
     assert (*found.token_ids, *([END] if found.is_ended else [])) == text

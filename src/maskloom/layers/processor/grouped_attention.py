@@ -12,7 +12,7 @@ from torch import Tensor
 
 from maskloom.layers.dropout import NO_DRAWS, dropout_factors, head_keys, next_keys
 from maskloom.layers.general_attention import AttentionLayout
-from maskloom.layers.processor.onednn import unrounded
+from maskloom.layers.processor.onednn import widened
 from maskloom.layers.sequence_layout import LengthGroup, SequenceLayout
 
 _Group = tuple[tuple[LengthGroup, ...], Tensor | None]
@@ -29,13 +29,13 @@ def grouped_attention(
     fp32: in half precision oneDNN would make a kernel for every length and number of sequences.
     """
     keys = next_keys(layout.num_tokens, layout.slot_tokens) if dropout else (NO_DRAWS.keys, 0.0)
-    slots = unrounded(slots)
-    if causal not in (kept := layout.grouping.kept):
+    slots = widened(slots)
+    if causal not in (cached := layout.grouping.cached):
         allowed = [group.allowed(slots.device, causal=causal) for group in layout.groups]
-        kept[causal] = [((group,), _excluded(mask)) for group, mask in zip(layout.groups, allowed, strict=True)]
+        cached[causal] = [((group,), _excluded(mask)) for group, mask in zip(layout.groups, allowed, strict=True)]
     with torch.autocast("cpu", enabled=False):
         return _GroupedAttention.apply(  # pyright: ignore[reportReturnType]
-            kept[causal], num_heads, dropout, *keys, slots
+            cached[causal], num_heads, dropout, *keys, slots
         )
 
 
@@ -58,11 +58,11 @@ def paired_attention(
     Shapes: (queries, hidden) and (keys, 2 hidden) to (queries, hidden).
     """
     keys = next_keys(len(queries), layout.queries.tokens) if dropout else (NO_DRAWS.keys, 0.0)
-    slots = unrounded(layout.queries.to_slots(queries)), unrounded(layout.keys.to_slots(key_values))
-    if False not in layout.kept:
-        layout.kept[False] = [((group.queries, group.keys), _excluded(group.allowed)) for group in layout.groups]
+    slots = widened(layout.queries.to_slots(queries)), widened(layout.keys.to_slots(key_values))
+    if False not in layout.cached:
+        layout.cached[False] = [((group.queries, group.keys), _excluded(group.allowed)) for group in layout.groups]
     with torch.autocast("cpu", enabled=False):
-        contexts = _GroupedAttention.apply(layout.kept[False], num_heads, dropout, *keys, *slots)
+        contexts = _GroupedAttention.apply(layout.cached[False], num_heads, dropout, *keys, *slots)
     return layout.queries.from_slots(contexts)[: len(queries)]  # pyright: ignore[reportArgumentType]
 
 

@@ -117,8 +117,8 @@ def is_half_on_cpu(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16)
 
 
-def unrounded(x: Tensor) -> Tensor:
-    """Return half precision that a CPU's autocast has made in fp32, and anything else as it is."""
+def widened(x: Tensor) -> Tensor:
+    """Return in fp32 what autocast has rounded to half precision on a CPU, and anything else as it is."""
     return x.float() if is_half_on_cpu(x) and torch.is_autocast_enabled("cpu") else x
 
 

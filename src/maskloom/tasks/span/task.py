@@ -1,4 +1,4 @@
-"""The span-answer task: SQuAD v1.1 and v2.0, decoded as in the published code (BERT paper 4.2, 4.3)."""
+"""The span-answer task: SQuAD v1.1 and v2.0, decoded as in the published code (BERT paper 4.2; v2 4.3)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Tagging the words of sentences: reading, schemes, windows, decoding (BERT paper 5.3)."""
+"""Tagging the words of sentences: reading, schemes, windows, decoding (BERT paper 4.3)."""

@@ -1,4 +1,4 @@
-"""Encodes tagged sentences as token ids: every word has exactly one scored position (BERT paper 5.3)."""
+"""Encodes tagged sentences as token ids: every word has exactly one scored position (BERT paper 4.3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tagging on vectors of a frozen encoder, which are computed once and read from disk (BERT paper 5.3, Table 7)."""
+"""Tagging on vectors of a frozen encoder, which are computed once and read from disk (BERT paper 5.4, Table 7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tagging task: named entities in sentences (BERT paper 5.3), and plain tags of words."""
+"""The tagging task: named entities in sentences (BERT paper 4.3), and plain tags of words."""
 
 from __future__ import annotations
 
