@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _READS = (
     "tolist",
@@ -42,3 +43,16 @@ def _waits(index) -> bool:
     parts = index if isinstance(index, tuple) else (index,)
     masks = (isinstance(part, torch.Tensor) and part.dtype == torch.bool for part in parts)
     return any(masks) or any(isinstance(part, np.ndarray | list) for part in parts)
+
+
+class WaitsInBackward(TorchDispatchMode):
+    """Records operations whose result size only the device knows, also those of a backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if (name := function.overloadpacket.__name__) in ("nonzero", "masked_select", "masked_scatter_backward"):
+            self.found.append(name)
+        return function(*args, **kwargs or {})

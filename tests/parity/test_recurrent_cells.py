@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from maskloom.layers.attention import LayerState
-from maskloom.layers.recurrent import CELLS, RecurrentLayer, read, read_by_kernel
+from maskloom.layers.recurrent import CELLS, BiLSTM, RecurrentLayer, read, read_by_kernel
 from maskloom.layers.recurrent_passes import TimeOrder
 from maskloom.layers.sequence_layout import SequenceLayout
 
@@ -91,6 +91,27 @@ def test_torchs_kernels_which_cuda_gets_give_the_same(name, bidirectional):
     mine, other = (gradients(sum(part.sum() for part in both), *inputs) for both in (ours, theirs))
     for one, two in zip(mine, other, strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", TORCHS)
+def test_under_autocast_torchs_kernels_compute_in_the_type_of_the_weights(name):
+    """For bf16 too cuDNN would take fp16, in which the gradients of a large batch vanish."""
+    rnn, at = CELLS[name].module(8, 8), TimeOrder(np.array(LENGTHS), torch.device("cpu"))
+    x, first = vectors().detach().bfloat16(), torch.randn(at.sizes[0], CELLS[name].num_parts, 8)
+    exact = read_by_kernel(CELLS[name].kernel, rnn.all_weights, x.float(), at, first)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = read_by_kernel(CELLS[name].kernel, rnn.all_weights, x, at, first)
+    for one, other in zip(found, exact, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_under_autocast_a_bilstm_computes_in_the_type_of_its_weights_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)  # so that torch's module reads all layers
+    bilstm, layout, x = BiLSTM(8, 6), SequenceLayout.from_lengths(LENGTHS), vectors().detach().bfloat16()
+    exact = bilstm(x.float(), layout)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = bilstm(x, layout)
+    assert torch.equal(found, exact)
 
 
 def sigmoid(x):

@@ -68,14 +68,19 @@ def read_by_kernel(
     at: TimeOrder,
     first: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return the same as `read`, computed by a function of torch, one direction after the other."""
+    """Return the same as `read`, computed by a function of torch, one direction after the other.
+
+    It computes in the type of the weights: autocast would give cuDNN fp16, in which small gradients vanish.
+    """
     outputs, last, sizes, device = list[Tensor](), list[Tensor](), torch.from_numpy(at.batch_sizes), vectors.device
+    vectors, first = (each.to(ways[0][0].dtype) for each in (vectors, first))
     firsts = first.transpose(0, 1).chunk(len(ways), 2)
     for weights, parts, tokens, places in zip(ways, firsts, at.tokens, at.places, strict=True):
         by_time = vectors.index_select(0, to_device(tokens, device))
         state = [part.unsqueeze(0).contiguous() for part in parts]
         state = state if len(state) > 1 else state[0]
-        output, *ends = kernel(by_time, sizes, state, weights, True, 1, 0.0, torch.is_grad_enabled(), False)
+        with torch.autocast(device.type, enabled=False):
+            output, *ends = kernel(by_time, sizes, state, weights, True, 1, 0.0, torch.is_grad_enabled(), False)
         outputs.append(output.index_select(0, to_device(places, device)))
         last.append(torch.cat(ends).transpose(0, 1))
     return torch.cat(outputs, 1), torch.cat(last, 2)
@@ -142,8 +147,9 @@ class BiLSTM(nn.Module):
         at, device = TimeOrder(layout.sizes, vectors.device, num_ways=2), vectors.device
         order, places = to_device(at.tokens[0], device), to_device(at.places[0], device)
         if vectors.is_cuda:
-            by_time = vectors.index_select(0, order)
-            outputs, _ = self.lstm(PackedSequence(by_time, torch.from_numpy(at.batch_sizes)))
+            by_time = vectors.index_select(0, order).to(self.lstm.weight_hh_l0.dtype)
+            with torch.autocast(device.type, enabled=False):  # see `read_by_kernel`
+                outputs, _ = self.lstm(PackedSequence(by_time, torch.from_numpy(at.batch_sizes)))
             return outputs.data.index_select(0, places)
         first, weights = vectors.new_zeros(at.sizes[0], 2, self.output_size), self.lstm.all_weights
         for number in range(self.lstm.num_layers):

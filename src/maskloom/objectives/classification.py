@@ -139,8 +139,8 @@ def _by_unit(logits: Tensor, counts: np.ndarray) -> Tensor:
     most = int(counts.max(initial=1))
     if (counts == most).all():
         return logits.reshape(-1, most)
-    places = to_device(np.arange(most) < counts[:, None], logits.device)
-    return logits.new_full(places.shape, -torch.inf).masked_scatter(places, logits)
+    places = to_device(np.flatnonzero(np.arange(most) < counts[:, None]), logits.device)  # known to the host
+    return logits.new_full((len(counts) * most,), -torch.inf).index_copy(0, places, logits.flatten()).view(-1, most)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.device_reads import WaitsInBackward
 
 from maskloom.data.batch import ChoiceBatch, ClassificationBatch, PackedBatch, TokenBatch
 from maskloom.errors import DataError
@@ -84,6 +85,15 @@ def test_micro_batches_add_up_to_the_batch(head, micro_batch_size):
     (whole_loss, whole), (loss, parts) = found
     assert loss == pytest.approx(whole_loss, rel=1e-6)
     torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("head", CASES)
+def test_no_gradient_waits_for_a_gpu(head):
+    objective, batch, *_ = CASES[head]
+    model = build_model(CONFIG, (head.split()[0],), 5, seed=1)
+    with WaitsInBackward() as waits:
+        objective.loss_sums(model, batch())[objective.name].backward()
+    assert waits.found == []
 
 
 @pytest.mark.parametrize("wrong", [-1, 0])
