@@ -408,7 +408,7 @@ def test_a_flag_reaches_what_does_the_work(arguments, function, expected, monkey
             "cpu",
             {"overrides": {"pretrain": ["training.steps=9"], "finetune": ["frozen=true"]}},
         ),
-        (["budget"], "cpu", {"scale": Budget(60.0), "repeats": Repeats(3, 1)}),
+        (["budget"], "cpu", {"scale": Budget(60.0), "repeats": Repeats(3, 5)}),
         (
             ["budget", "--minutes", "2", "--beside", "a=f", "--beside", "b=g", "--seeds", "5"],
             "cpu",
