@@ -61,6 +61,9 @@ def test_what_does_not_count_is_said():
         "training.steps = 40: ignored, every phase has its own steps",
     ]
     assert ignored_settings(load_recipe(PretrainRecipe, None, changes), has_init=False) == []
+    recipe = load_recipe(PretrainRecipe, None, ["span_corruption.noise_density=0.3"])
+    said = "[span_corruption]: ignored, objective = 'masked_lm' does not read it"
+    assert ignored_settings(recipe, has_init=False) == [said]
     phases = "phases=[{max_length=32, steps=3, batch_size=4}, {max_length=32, steps=3, batch_size=8, warmup_steps=1}]"
     recipe = load_recipe(PretrainRecipe, None, ["training.batch_size=16", "training.warmup_steps=2", phases])
     said = ["training.batch_size = 16: ignored, every phase has its own batch_size"]
