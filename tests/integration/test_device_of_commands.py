@@ -14,6 +14,7 @@ from maskloom.cli import app
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.errors import ConfigError
 from maskloom.runs import finetune as finetuning
+from maskloom.runs import finetune_restarts
 from maskloom.runs import pretrain as pretraining
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.text.vocabulary_training import VocabularySettings
@@ -140,3 +141,18 @@ def test_the_device_of_a_recipe_is_the_one_that_trains(command, work, monkeypatc
     assert code == 3, said
     assert "device 'cuda:99': torch " in said.splitlines()[-1]
     assert not (work / "out").exists()
+
+
+@pytest.mark.parametrize(("name", "module", "function"), [
+    ("pretrain", pretraining, "evaluate"), ("finetune", finetune_restarts, "evaluate_task"),
+])  # fmt: skip
+def test_a_run_evaluates_in_its_own_precision(command, work, monkeypatch, tmp_path, name, module, function):
+    asked, evaluate = [], getattr(module, function)
+    monkeypatch.setattr(module, function, lambda *given: asked.append(given[-1]) or evaluate(*given))
+    monkeypatch.chdir(work)
+    tiny = ["--size", "tiny", "--set", "data.held_out_fraction=0.2"]
+    inputs = [*USED, *TRAINED[:4]] if name == "finetune" else ["--corpus", "corpus", *tiny]
+    short = ["--steps", 1, "--batch-size", 2, "--max-length", 16, "--out", tmp_path / "out"]
+    code, said = command(name, *inputs, *short, "--set", "training.precision=bf16", "--device", "cpu")
+    assert code == 0, said
+    assert {*asked} == {"bf16"}
