@@ -192,6 +192,15 @@ class FinetuneRecipe(Section):
         return settings.model_construct(**given)
 
 
+def unread_sections(recipe: PretrainRecipe | FinetuneRecipe) -> list[str]:
+    """Return a sentence for each section of another objective or kind of task whose defaults the recipe changes."""
+    key_name, rows = ("objective", PRETRAINING) if isinstance(recipe, PretrainRecipe) else ("task", KINDS)
+    chosen = getattr(recipe, key_name)
+    sections = {name: row.section for name, row in rows.items() if name != chosen and row.section is not None}
+    changed = [name for name, section in sections.items() if getattr(recipe, name) != section()]
+    return [f"[{name}]: ignored, {key_name} = {chosen!r} does not read it" for name in changed]
+
+
 def _take_sections(recipe: type[Section], own: set[str], rows: Mapping[str, Any]) -> None:
     """Replace a recipe's sections, all keys but its `own`, by those of `rows`, each under the name of its row."""
     fields, sections = recipe.__pydantic_fields__, {name: row.section for name, row in rows.items()}

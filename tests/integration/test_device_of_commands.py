@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,10 @@ from maskloom.cli import app
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.errors import ConfigError
 from maskloom.runs import finetune as finetuning
+from maskloom.runs import finetune_restarts
 from maskloom.runs import pretrain as pretraining
+from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
+from maskloom.text.vocabulary_training import VocabularySettings
 from maskloom.training.ranks.ranks import Ranks
 
 
@@ -76,3 +80,79 @@ def test_bf16_that_a_gpu_lacks_is_refused_before_anything_is_read(tmp_path, kind
     with pytest.raises(ConfigError, match="cuda:0 has no bf16; use 'fp16' or 'fp32'"):
         starts[kind]()
     assert not out.exists()
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory, classifier):
+    """Return a folder with a corpus, a model, texts, and labelled files."""
+    folder = tmp_path_factory.mktemp("work")
+    (folder / "in.csv").write_text("text,label\nalpha beta,red\ngamma,blue\n")
+    (folder / "in.txt").write_text("alpha beta\n")
+    (folder / "glue" / "CoLA").mkdir(parents=True)
+    for name in ("train.tsv", "dev.tsv"):
+        (folder / "glue" / "CoLA" / name).write_text("gj04\t1\t\tFine.\ngj04\t0\t*\tfine Not.\n")
+    (folder / "text.txt").write_text("\n\n".join(f"alpha beta {n}. gamma delta {n}." for n in range(20)))
+    train_vocabulary_from_files([folder / "text.txt"], VocabularySettings(60), out=folder / "vocab")
+    build_corpus_from_files([folder / "text.txt"], vocab=folder / "vocab", out=folder / "corpus")
+    shutil.copytree(classifier, folder / "model")
+    return folder
+
+
+TRAINED = ["--train", "in.csv", "--dev", "in.csv", "--out", "out"]
+USED = ["--model", "model"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["pretrain", "--corpus", "corpus", "--out", "out"],
+        ["finetune", *USED, *TRAINED],
+        ["search", *USED, *TRAINED],
+        ["glue run", *USED, "--data", "glue", "--grid", "none", "--out", "out"],
+        ["plan", "--corpus", "corpus", "--size", "tiny"],
+        ["quickstart", "--out", "out"],
+        ["evaluate", *USED, "--data", "in.csv"],
+        ["tune", *USED, "--dev", "in.csv"],
+        ["predict", *USED, "--input", "in.csv", "--output", "out.csv"],
+        ["embed", *USED, "--input", "in.csv", "--output", "out.npy"],
+        ["features", *USED, "--input", "in.txt", "--out", "out"],
+        ["answer", *USED, "--context", "in.txt", "--question", "what?"],
+        ["fill-mask", *USED, "alpha [MASK]"],
+        ["fill-spans", *USED, "alpha <X>"],
+        ["generate", *USED, "--prompt", "alpha"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_gpu_that_is_not_there_is_refused_before_any_work(command, work, monkeypatch, arguments):
+    monkeypatch.chdir(work)
+    before = sorted(work.rglob("*"))
+    code, said = command(*arguments[0].split(), *arguments[1:], "--device", "cuda:99")
+    assert code == 3, said
+    assert "device 'cuda:99': torch " in said.splitlines()[-1]
+    assert sorted(work.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["pretrain", "finetune", "plan"])
+def test_the_device_of_a_recipe_is_the_one_that_trains(command, work, monkeypatch, name):
+    monkeypatch.chdir(work)
+    inputs = [*USED, *TRAINED] if name == "finetune" else ["--corpus", "corpus"]
+    inputs += ["--out", "out"] if name == "pretrain" else []
+    code, said = command(name, *inputs, "--set", "training.device=cuda:99")
+    assert code == 3, said
+    assert "device 'cuda:99': torch " in said.splitlines()[-1]
+    assert not (work / "out").exists()
+
+
+@pytest.mark.parametrize(("name", "module", "function"), [
+    ("pretrain", pretraining, "evaluate"), ("finetune", finetune_restarts, "evaluate_task"),
+])  # fmt: skip
+def test_a_run_evaluates_in_its_own_precision(command, work, monkeypatch, tmp_path, name, module, function):
+    asked, evaluate = [], getattr(module, function)
+    monkeypatch.setattr(module, function, lambda *given: asked.append(given[-1]) or evaluate(*given))
+    monkeypatch.chdir(work)
+    tiny = ["--size", "tiny", "--set", "data.held_out_fraction=0.2"]
+    inputs = [*USED, *TRAINED[:4]] if name == "finetune" else ["--corpus", "corpus", *tiny]
+    short = ["--steps", 1, "--batch-size", 2, "--max-length", 16, "--out", tmp_path / "out"]
+    code, said = command(name, *inputs, *short, "--set", "training.precision=bf16", "--device", "cpu")
+    assert code == 0, said
+    assert {*asked} == {"bf16"}

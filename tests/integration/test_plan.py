@@ -84,7 +84,8 @@ def test_work_is_counted_by_weights_and_tokens(corpus, more, num_weights):
 
 def test_minutes_become_steps_shared_by_phases(corpus):
     phases = "phases=[{max_length=12, steps=30}, {max_length=24, steps=10}]"
-    row = only(plan_pretraining(recipe(phases, "training.minutes=0.1"), corpus=corpus, seconds=0.1))
+    chosen = recipe(phases, "training.minutes=0.1", "model.size=tiny")  # steps take a small part of the minutes
+    row = only(plan_pretraining(chosen, corpus=corpus, seconds=0.1))
     assert row["seconds"] == pytest.approx(6, rel=0.1)
     assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["seconds"])
 
@@ -117,6 +118,13 @@ def test_minutes_favour_the_size_whose_reference_run_came_lowest(corpus, monkeyp
 def test_steps_are_timed_in_the_precision_of_the_recipe(corpus, precision):
     row = only(plan_pretraining(recipe(f"training.precision={precision}"), corpus=corpus, seconds=0.1))
     assert row["tokens_per_second"] > 0
+
+
+def test_steps_are_timed_with_the_threads_of_the_recipe(corpus, monkeypatch):
+    asked = []
+    monkeypatch.setattr(module.torch, "set_num_threads", asked.append)
+    plan_pretraining(recipe("model.size=tiny", "training.num_threads=2"), corpus=corpus, seconds=0.1)
+    assert asked == [2]
 
 
 def test_steps_are_timed_by_the_loop_of_the_device(corpus, monkeypatch):

@@ -116,6 +116,11 @@ def test_shared_examples_with_another_label_are_told(pretrained, tmp_path):
     assert "2 of 3 dev examples are also in train, 1 of them with a different label" in notes
 
 
+def test_settings_of_another_kind_of_task_are_told(pretrained, tmp_path):
+    result = tune(pretrained, tmp_path, FINE, training={"steps": 1}, span={"stride": 64})
+    assert "[span]: ignored, task = 'single' does not read it" in result["data"]["notes"]
+
+
 def test_words_that_the_vocabulary_lacks_are_told(pretrained, tmp_path):
     known, dev = b"text,label\na,x\nb,y\nc,x\n", b"text,label\na,y\n"
     unknown = "text,label\na \u4e2d \u6587,x\nb,y\nc,x\n".encode()

@@ -13,6 +13,7 @@ from maskloom.errors import ConfigError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.models.gpt_config import GptConfig
+from maskloom.models.heads import HEADS as HEAD_ROWS
 from maskloom.runs.export import ONNX_FILE, write_onnx
 
 HEADS = {
@@ -20,6 +21,8 @@ HEADS = {
     ("classifier",): ["pooler_output", "logits"],
     ("tagger", "crf"): ["logits"],  # published taggers have no pooler
     ("lm", "classifier"): ["pooler_output", "lm", "logits"],
+    ("span",): ["logits"],
+    ("choice",): ["pooler_output", "logits"],
 }
 OPTIONS = {"layers": "last", "lstm_size": 8}
 
@@ -51,6 +54,8 @@ def _quietly(caplog):
         (("classifier",), {"pre_norm": True, "gated": True, "rotary": True, "embedding_size": 20}),
         pytest.param(("classifier",), {}, marks=pytest.mark.slow),
         pytest.param(("tagger", "crf"), {}, marks=pytest.mark.slow),
+        pytest.param(("span",), {}, marks=pytest.mark.slow),
+        pytest.param(("choice",), {}, marks=pytest.mark.slow),
     ],
 )
 def test_every_head_gives_the_same_for_any_batch_and_length(heads, options, tmp_path):
@@ -73,7 +78,7 @@ def test_every_head_gives_the_same_for_any_batch_and_length(heads, options, tmp_
             if "pooler_output" in names:
                 expected["pooler_output"] = output.pooled
             for name in (name for name in heads if name != "crf"):
-                read = output.last_hidden_state if name in ("mlm", "lm", "tagger") else output.pooled
+                read = {"tokens": output.last_hidden_state, "pooled": output.pooled}[HEAD_ROWS[name].reads]
                 expected[name if name in ("mlm", "lm", "nsp") else "logits"] = model.heads[name](read)
         assert expected.keys() == found.keys()
         for name, wanted in expected.items():

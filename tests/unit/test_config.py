@@ -3,7 +3,14 @@ from dataclasses import replace
 
 import pytest
 
-from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe, recipe_toml, validate_recipe
+from maskloom.config import (
+    FinetuneRecipe,
+    PretrainRecipe,
+    load_recipe,
+    recipe_toml,
+    unread_sections,
+    validate_recipe,
+)
 from maskloom.data.settings import PretrainingData
 from maskloom.errors import ConfigError
 from maskloom.layers.layer_mix import LAYER_CHOICES
@@ -300,3 +307,21 @@ def test_a_causal_objective_has_single_segments_and_no_masks():
     ):
         with pytest.raises(ConfigError, match=said):
             validate_recipe(PretrainRecipe, {"objective": "causal_lm", "data": data}, source="r")
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "told"),
+    [
+        (PretrainRecipe, [], []),
+        (PretrainRecipe, ["denoising.infill_rate=0.5"], ["[denoising]: ignored, objective = 'masked_lm' does not"]),
+        (PretrainRecipe, ["denoising.infill_rate=0.5", "objective=denoising"], []),
+        (FinetuneRecipe, ["span.stride=128"], []),  # the default
+        (
+            FinetuneRecipe,
+            ["span.stride=64", "seq2seq.beam=2", "task=span"],
+            ["[seq2seq]: ignored, task = 'span' does not"],
+        ),
+    ],
+)
+def test_a_section_that_is_changed_and_not_read_is_told(kind, changes, told):
+    assert unread_sections(load_recipe(kind, None, changes)) == [f"{sentence} read it" for sentence in told]

@@ -15,7 +15,7 @@ import torch
 
 import maskloom
 from maskloom.checkpoints.huggingface import CONFIG
-from maskloom.config import FinetuneRecipe, TrainingSection
+from maskloom.config import FinetuneRecipe, TrainingSection, unread_sections
 from maskloom.errors import ConfigError, UsageError, amount
 from maskloom.inference.model_folder import FORMAT_VERSION, resolve_model_folder, vocabularies_of
 from maskloom.models.model_config import ModelConfig
@@ -300,7 +300,7 @@ def _prepare(
         learned["class_weights"] = weights
     task = changed(task, **learned) if learned else task
     account = _account(recipe, task, (train_data, encoded), (dev_data, dev_encoded))
-    account["notes"] += _unknown_note(encoded, tokenizer)
+    account["notes"] += [*_unknown_note(encoded, tokenizer), *unread_sections(recipe)]
     takes_pairs = getattr(train_data.examples[0], "pair", None) is not None
     if resume:
         folders = {f"seed-{seed}": out / "restarts" / f"seed-{seed}" / "checkpoints" for seed in seeds_of(recipe)}

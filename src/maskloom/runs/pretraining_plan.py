@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from maskloom.config import PretrainingData, PretrainRecipe, TrainingSection
+from maskloom.config import PretrainingData, PretrainRecipe, TrainingSection, unread_sections
 from maskloom.data.corpus.opening import Corpus, split_documents
 from maskloom.data.streams.sentence_pairs import PAIR_TASKS, SentencePairs
 from maskloom.errors import ConfigError, DataError
@@ -172,10 +172,11 @@ def check_corpus(recipe: PretrainRecipe, corpus: Corpus) -> None:
 
 
 def ignored_settings(recipe: PretrainRecipe, *, has_init: bool) -> list[str]:
-    """Return a sentence for each setting that is ignored because the initial weights or [[phases]] decide."""
+    """Return a sentence for each setting that is ignored: initial weights, [[phases]] or the objective decide."""
     plain = PretrainRecipe.model_validate({"objective": recipe.objective}).model
     own = [f"model.{key}" for key, value in plain if getattr(recipe.model, key) != value]
     said = [f"{', '.join(own)}: ignored, the initial model has its own sizes"] if has_init and own else []
+    said += unread_sections(recipe)
     training, usual = recipe.training, TrainingSection()
     if training.steps != usual.steps and training.minutes is not None and not recipe.phases:
         said.append(f"training.steps = {training.steps}: ignored, the clock ends the run (training.minutes)")

@@ -15,9 +15,13 @@ from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.data.corpus.building import CorpusSettings
 from maskloom.data.corpus.lint import Finding
 from maskloom.errors import ConfigError, DataError, UsageError
+from maskloom.generation.search import Generation
 from maskloom.recipe_files import recipe_keys
+from maskloom.reproduce.experiments import Budget
+from maskloom.reproduce.running import Repeats
 from maskloom.runs.recipes import FLAG_KEYS, check_flags, recipe_of_run, run_to_resume
 from maskloom.runs.task_summaries import notes_of
+from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.vocabulary_training import VocabularySettings
 
 
@@ -389,3 +393,82 @@ def test_a_flag_reaches_what_does_the_work(arguments, function, expected, monkey
     monkeypatch.setattr(f"maskloom.runs.{function}", lambda *_, **values: given.append(values))
     CliRunner().invoke(app, arguments)
     assert [{key: values[key] for key in expected} for values in given] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "device", "expected"),
+    [
+        (["table5"], "cpu", {"scale": "tiny", "repeats": Repeats(3, 5), "corpus": None, "tasks": None}),
+        (["table5"], "cuda", {"scale": "tiny", "repeats": Repeats(3, 1)}),
+        (["table6", "--scale", "one-gpu", "--seeds", "2"], "cpu", {"scale": "one-gpu", "repeats": Repeats(2, 1)}),
+        (["table7", "--jobs", "4", "--tasks", "t"], "cuda", {"repeats": Repeats(3, 4), "tasks": Path("t")}),
+        (["figure4", "--corpus", "c", "--tasks", "t"], "cpu", {"corpus": Path("c"), "tasks": Path("t")}),
+        (
+            ["table8", "--set", "pretrain.training.steps=9", "--set", "finetune.frozen=true"],
+            "cpu",
+            {"overrides": {"pretrain": ["training.steps=9"], "finetune": ["frozen=true"]}},
+        ),
+        (["budget"], "cpu", {"scale": Budget(60.0), "repeats": Repeats(3, 5)}),
+        (
+            ["budget", "--minutes", "2", "--beside", "a=f", "--beside", "b=g", "--seeds", "5"],
+            "cpu",
+            {"scale": Budget(2.0, {"a": Path("f"), "b": Path("g")}), "repeats": Repeats(5, 5)},
+        ),
+    ],
+)
+def test_flags_of_an_experiment_reach_it(arguments, device, expected, monkeypatch, tmp_path):
+    given = []
+    monkeypatch.setattr("maskloom.system.devices.chosen_device", lambda: SimpleNamespace(type=device))
+    monkeypatch.setattr("maskloom.cli.experiments.usable_cores", lambda: 5)
+    monkeypatch.setattr("maskloom.reproduce.running.reproduce", lambda name, **how: given.append((name, how)))
+    CliRunner().invoke(app, ["reproduce", *arguments, "--out", str(tmp_path / "o")])
+    ((name, how),) = given
+    assert (name, how["out"]) == (arguments[0], tmp_path / "o")
+    assert {key: how[key] for key in expected} == expected
+
+
+def test_flags_of_a_plan_reach_it(monkeypatch):
+    given = []
+    monkeypatch.setattr("maskloom.data.corpus.manifest.read_manifest", lambda corpus: {})
+    monkeypatch.setattr("maskloom.runs.plan.plan_pretraining", lambda *recipes, **how: given.append((recipes, how)))
+    flags = ["--batch-size", "8", "--max-length", "32", "--seconds", "0.5", "--set", "data.mask_prob=0.7"]
+    for more in (["--minutes", "3"], ["--size", "base", "--steps", "9"]):
+        CliRunner().invoke(app, ["plan", "--corpus", "c", *flags, *more])
+    (all_sizes, how), ((base,), _) = given
+    assert (how["corpus"], how["seconds"]) == (Path("c"), 0.5)
+    assert [recipe.model.size for recipe in all_sizes] == ["tiny", "mini", "small", "medium", "base"]
+    assert {recipe.training.minutes for recipe in all_sizes} == {3.0}
+    assert (base.model.size, base.training.steps) == ("base", 9)
+    for recipe in (*all_sizes, base):
+        assert (recipe.training.batch_size, recipe.data.max_length, recipe.data.mask_prob) == (8, 32, 0.7)
+
+
+DRAWN = {"max_tokens": 3, "temperature": 0.5, "seed": 2}
+ALL_DRAWN = {**DRAWN, "top_k": 4, "top_p": 0.9, "min_tokens": 1, "no_repeat_ngram": 2}
+
+
+@pytest.mark.parametrize(
+    ("command", "settings", "fills"),
+    [
+        ("generate", ALL_DRAWN, None),
+        ("generate", {"beam": 3, "length_penalty": 0.6, "num_best": 2}, None),
+        ("fill-spans", {}, Generation(temperature=0.0)),
+        ("fill-spans", DRAWN, Generation(**DRAWN)),
+        ("fill-spans", {"beam": 3}, Generation(beam=3)),
+    ],
+)
+def test_flags_of_generation_reach_it(command, settings, fills, monkeypatch, tmp_path):
+    loaded, called = [], []
+    for name in ("cli.use.check_model_name", "runs.first_look.look_at_sources"):
+        monkeypatch.setattr(f"maskloom.{name}", lambda *_: None)
+    monkeypatch.setattr("maskloom.inference.Predictor.load", lambda *_, **how: loaded.append(how))
+    monkeypatch.setattr("maskloom.runs.predict.generate", lambda *given, **how: called.append((given, how)))
+    files = ["--input", str(tmp_path / "i.csv"), "--output", str(tmp_path / "o.jsonl")]
+    flags = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    more = ["--batch-size", "7", "--text-column", "t", "--on-bad-rows", "skip"]
+    CliRunner().invoke(app, [command, "--model", "m", *files, *flags, *more])
+    (((_, *places, given), how),) = called
+    assert (loaded, places) == ([{"batch_size": 7}], [tmp_path / "i.csv", tmp_path / "o.jsonl"])
+    assert given == ({} if fills else settings)
+    assert how["reading"] == ReadingOptions(text_column="t", on_bad_rows="skip")
+    assert how.get("fills") == fills

@@ -40,6 +40,18 @@ def test_pairs_may_be_read_without_learning_whether_they_follow():
         assert heads_of(recipe, BertConfig()) == heads
 
 
+def test_a_phase_has_its_own_settings_and_those_of_training_where_it_names_none():
+    first = "{max_length=32, steps=30, batch_size=8, learning_rate=2e-3, warmup_steps=7}"
+    more = ["training.batch_size=4", "training.learning_rate=1e-3", "training.warmup_steps=2"]
+    recipe = load_recipe(PretrainRecipe, None, [f"phases=[{first}, {{max_length=64, steps=3}}]", *more])
+    taken = [
+        (plan.data.max_length, plan.training.steps, plan.training.batch_size, plan.training.learning_rate)
+        for plan in phase_plans(recipe)
+    ]
+    assert taken == [(32, 30, 8, 2e-3), (64, 3, 4, 1e-3)]
+    assert [plan.training.resolved_warmup_steps() for plan in phase_plans(recipe)] == [7, 2]
+
+
 def test_what_does_not_count_is_said():
     assert ignored_settings(PretrainRecipe(), has_init=True) == []
     changes = ["model.size=tiny", "model.config.hidden_size=8", "training.steps=40"]
@@ -49,6 +61,9 @@ def test_what_does_not_count_is_said():
         "training.steps = 40: ignored, every phase has its own steps",
     ]
     assert ignored_settings(load_recipe(PretrainRecipe, None, changes), has_init=False) == []
+    recipe = load_recipe(PretrainRecipe, None, ["span_corruption.noise_density=0.3"])
+    said = "[span_corruption]: ignored, objective = 'masked_lm' does not read it"
+    assert ignored_settings(recipe, has_init=False) == [said]
     phases = "phases=[{max_length=32, steps=3, batch_size=4}, {max_length=32, steps=3, batch_size=8, warmup_steps=1}]"
     recipe = load_recipe(PretrainRecipe, None, ["training.batch_size=16", "training.warmup_steps=2", phases])
     said = ["training.batch_size = 16: ignored, every phase has its own batch_size"]

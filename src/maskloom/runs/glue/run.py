@@ -36,6 +36,7 @@ from maskloom.runs.run_folder import RECIPE, RESULTS, described, kind_of_run, pr
 from maskloom.runs.search import AllTrialsFailedError, Trials, search
 from maskloom.runs.search_space import Space, grid_settings, recipe_with
 from maskloom.runs.task_summaries import glue_report
+from maskloom.system.devices import chosen_device, half_type
 from maskloom.system.files import is_stream, output_file, write_json, write_text
 from maskloom.system.folder_lock import alone_in_folder
 from maskloom.system.foreign_files import read_json_object
@@ -66,9 +67,11 @@ def glue_run(
     `out/<TASK>` holds each task's search, with the best model in `out/<TASK>/model`; `out/glue.json` and `glue.md` hold
     the table. Without a `space` there is one trial, the recipe. WNLI is not trained: its most common training label is
     the answer, as in the paper. A task whose search fails is reported and does not affect the others. Raises DataError
-    if tasks named in `tasks` have no files, or no task has any; ConfigError for settings that do not fit every task.
+    if tasks named in `tasks` have no files, or no task has any; ConfigError for a missing device and for settings that
+    do not fit every task.
     """
     check_log_targets(recipe.training.log_to)
+    half_type(recipe.training.precision, chosen_device(recipe.training.device))  # a device is missing for every task
     if resume and (out / RECIPE).exists():
         description = described(out)
         if kind_of_run(description) != "glue":
