@@ -100,13 +100,18 @@ def row_text(value: Any, what: str, *, empty: str | None = "empty text") -> str:
     return value
 
 
+def suffix_of(path: Path) -> str:
+    """Return the suffix of a file, without a final .gz, in lower case."""
+    return Path(path.name.lower().removesuffix(".gz")).suffix
+
+
 def layout_of(path: Path) -> str:
     """Return csv, tsv, jsonl or text by suffix (ignoring a final .gz); raises DataError for any other suffix."""
     if path.is_dir():
         held = sorted(held.name for held in path.iterdir() if set(held.suffixes) & set(_LAYOUTS))[:8]
         hint = f", such as one of these in it: {', '.join(held)}" if held else ""
         raise DataError(f"{path}: is a folder; expected a file{hint}")
-    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
+    suffix = suffix_of(path)
     if suffix not in _LAYOUTS and not path.exists():
         raise DataError(f"{path}: no such file or folder")
     if suffix not in _LAYOUTS:

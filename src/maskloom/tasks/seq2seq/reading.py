@@ -50,7 +50,7 @@ def iterate_sources(
     path = Path(path)
     if options.format is not None:
         raise ConfigError(f"--format {options.format}: no format has targets; name their column with --label-column")
-    if Path(path.name.lower().removesuffix(".gz")).suffix in _TABLES:
+    if tables.suffix_of(path) in _TABLES:
         if options.target_suffix is not None:
             raise ConfigError(f"--target-suffix {options.target_suffix}: {path} has its targets in a column")
         examples = iterate_examples(path, _FORM, options, needs_label=needs_label, report=report)
