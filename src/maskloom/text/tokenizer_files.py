@@ -17,6 +17,7 @@ from maskloom.text.vocabulary import (
     END_OF_WORD,
     GPT_TOKENS,
     MAX_VOCABULARY_BYTES,
+    SENTINEL,
     SpecialTokens,
     Vocabulary,
     model_of,
@@ -58,9 +59,7 @@ def read_wordpiece(folder: Path) -> dict[str, Any]:
         raise DataError(f"{folder}: not a folder; a tokenizer is a folder with vocab.txt or tokenizer.json")
     vocabulary = Vocabulary.load(folder)
     config, library = _config(folder), _library(folder)
-    take_added(added := read_object(folder, "added_tokens.json"), library, folder / "tokenizer.json")
-    if foreign := ", ".join(sorted(added.keys() - vocabulary.special.tokens)):
-        raise DataError(f"{folder}: the added tokens {foreign:.200} are not supported; WordPiece would split them")
+    _refuse_foreign_tokens(folder, _added(folder, library), vocabulary.special.tokens)
     normalizer = library.get("normalizer") or {}
     if not isinstance(normalizer, dict):
         raise DataError(f"{folder}: the normalizer of tokenizer.json is not an object but {type(normalizer).__name__}")
@@ -146,10 +145,11 @@ def read_unigram(folder: Path) -> dict[str, Any]:
         isinstance(piece, list) and [*map(type, piece)] in ([str, float], [str, int]) for piece in pieces
     ):
         raise DataError(f"{path}: vocab is not a list of pieces with their scores")
-    ids = {piece: index for index, (piece, _) in enumerate(pieces)}
-    take_added(ids, library, path)
+    added = _added(folder, library)
+    ids = {**added, **{piece: index for index, (piece, _) in enumerate(pieces)}}
     usual = SpecialTokens(pad="<pad>", unknown="<unk>", end="</s>")
     special = SpecialTokens(**_named_tokens(folder, config, ids, usual))
+    _refuse_foreign_tokens(folder, added, [*special.tokens, *filter(SENTINEL.fullmatch, ids)])
     vocabulary = Vocabulary(tokens_by_id(ids, path), special, prefix="", source=str(path))
     rules = {name: library.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")}
     rules["model"] = {key: value for key, value in model.items() if key != "vocab"}
@@ -181,13 +181,13 @@ def read_byte_pairs(folder: Path) -> dict[str, Any]:
         raise DataError(f"{folder}: merges.txt without vocab.json, which holds the token ids")
     if not isinstance(ids, dict):
         raise DataError(f"{path}: the vocabulary is not an object but {type(ids).__name__}")
-    take_added(ids, library, folder / "tokenizer.json")
-    tokens = tokens_by_id(ids, path)
+    added = _added(folder, library)
+    tokens = tokens_by_id(ids := {**added, **ids}, path)
     suffix = END_OF_WORD if any(token.endswith(END_OF_WORD) for token in tokens) else ""
     if missing := [] if suffix else sorted(set(pre_tokenizers.ByteLevel.alphabet()).difference(ids)):
         why = f"no token ends with {END_OF_WORD!r}, as in GPT, or is the byte {missing[0]!r}, as in GPT-2"
         raise DataError(f"{path}: {why}")
-    special = _special_tokens(folder, config, ids, suffix, path)
+    special = _special_tokens(folder, config, ids, suffix, path, added)
     vocabulary = Vocabulary(tokens, special, prefix="", suffix=suffix, source=str(path))
     pairs = _checked_merges(merges, vocabulary, path)
     rules = _read_rules(folder, library, model, config, suffix)
@@ -231,14 +231,29 @@ def _checked_merges(
     return tuple(first)
 
 
+def _added(folder: Path, library: dict[str, Any]) -> dict[str, Any]:
+    """Return the ids of the added tokens in both files that may have them; transformers finds these in any text."""
+    take_added(added := read_object(folder, "added_tokens.json"), library, folder / "tokenizer.json")
+    return added
+
+
+def _refuse_foreign_tokens(folder: Path, added: Iterable[str], known: Iterable[str | None]) -> None:
+    if foreign := ", ".join(sorted({*added}.difference(known))):
+        raise DataError(f"{folder}: the added tokens {foreign:.200} are not supported; they would be split into pieces")
+
+
 def _special_tokens(
-    folder: Path, config: dict[str, Any], ids: dict[str, int], suffix: str, path: Path
+    folder: Path, config: dict[str, Any], ids: dict[str, int], suffix: str, path: Path, added: Iterable[str]
 ) -> SpecialTokens:
-    """Return the special tokens that the folder names, or else the published models' tokens in the vocabulary."""
+    """Return the special tokens that the folder names, or else the published models' tokens in the vocabulary.
+
+    Raises DataError for any other token that was `added`.
+    """
     usual = GPT_TOKENS if suffix else SpecialTokens(begin=_END_OF_TEXT, end=_END_OF_TEXT)
     if not suffix and all(token in ids for token in BART_TOKENS.tokens):
         usual = BART_TOKENS
     found = _named_tokens(folder, config, ids, usual)
+    _refuse_foreign_tokens(folder, added, [*found.values(), GPT_TOKENS.unknown])  # BART's own, which nothing names
     if not suffix:
         # every byte is known, although transformers names an unknown token
         found["unknown"] = None
