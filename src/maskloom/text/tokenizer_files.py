@@ -282,13 +282,18 @@ def _read_rules(
 ) -> dict[str, bool]:
     """Return `lowercase` and `prefix_space`; raises DataError for rules of neither layout."""
     path, words, normalizer = folder / "tokenizer.json", library.get("pre_tokenizer"), library.get("normalizer") or {}
+    words = words if isinstance(words, dict) else {"type": words}
     named = config.get("tokenizer_class") or "TokenizersBackend"
     if str(named).removesuffix("Fast") not in _CLASSES:
         raise DataError(f"{folder}: tokenizer_class is {named!r:.80}; supported for byte pairs: {', '.join(_CLASSES)}")
     if library:
-        kind = words.get("type") if isinstance(words, dict) else words
-        cut = ("pre_tokenizer", kind, "BertPreTokenizer" if suffix else "ByteLevel")
-        for what, value, known in (("model.type", model.get("type"), "BPE"), cut):
+        rules = (
+            ("model.type", model.get("type"), "BPE"),
+            ("model.end_of_word_suffix", model.get("end_of_word_suffix", suffix) or "", suffix),
+            ("pre_tokenizer", words.get("type"), "BertPreTokenizer" if suffix else "ByteLevel"),
+            ("pre_tokenizer.use_regex", words.get("use_regex", True), True),
+        )
+        for what, value, known in rules:
             if value != known:
                 raise DataError(f"{path}: {what} is {value!r:.80}; with these tokens only {known!r} is supported")
         for key, plain in _PLAIN.items():
@@ -297,8 +302,8 @@ def _read_rules(
     if not isinstance(normalizer, dict) or (normalizer and not suffix):
         raise DataError(f"{path}: normalizer is {normalizer!r:.80}; GPT-2 does not normalise text")
     if not suffix:
-        prefix = words.get("add_prefix_space", False) if isinstance(words, dict) else False
-        return {"lowercase": False, "prefix_space": config.get("add_prefix_space", prefix) is True}
+        prefix = config.get("add_prefix_space", words.get("add_prefix_space"))
+        return {"lowercase": False, "prefix_space": prefix is True}
     lowercase = config.get("do_lower_case", normalizer.get("lowercase", True))
     refuse_foreign_rules(folder, lowercase, {**normalizer, **config})
     return {"lowercase": lowercase}

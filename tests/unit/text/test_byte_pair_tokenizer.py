@@ -202,6 +202,30 @@ def test_half_a_tokenizer_is_refused(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("form", "part", "key", "value", "message"),
+    [
+        (gpt2, "pre_tokenizer", "use_regex", False, "pre_tokenizer.use_regex is False; with these tokens only True is"),
+        (gpt2, "model", "end_of_word_suffix", "</w>", "model.end_of_word_suffix is '</w>'; with these tokens only ''"),
+        (
+            published,
+            "model",
+            "end_of_word_suffix",
+            None,
+            "end_of_word_suffix is ''; with these tokens only '</w>'",
+        ),
+    ],
+)
+def test_rules_that_split_words_differently_are_refused(tmp_path, form, part, key, value, message) -> None:
+    """Regression: such folders were opened with the usual rules, and ids differed from the library's."""
+    Tokenizer.load(form(tmp_path)).save(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+    content[part][key] = value
+    write(tmp_path, "tokenizer.json", content)
+    with pytest.raises(DataError, match=message):
+        Tokenizer.load(tmp_path)
+
+
 def test_text_that_normalizes_bytes_is_refused(tmp_path: Path) -> None:
     rules = {"model": {"type": "BPE"}, "pre_tokenizer": {"type": "ByteLevel"}, "normalizer": {"type": "NFC"}}
     write(gpt2(tmp_path), "tokenizer.json", rules)
