@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import pre_tokenizers
 
 from maskloom.errors import DataError
-from maskloom.system.foreign_files import MAX_JSON_BYTES, file_inside, read_json_object
+from maskloom.system.foreign_files import file_inside, read_json_object, read_object_inside
 from maskloom.text.vocabulary import (
     BART_TOKENS,
     CONTINUATION_PREFIX,
@@ -78,17 +78,11 @@ def read_limit(folder: Path, config: dict[str, Any]) -> int:
     """Return the longest input in tokens, by `config`, config.json or else 512; raises DataError if it is invalid."""
     limit = config.get("model_max_length")
     if not isinstance(limit, int | float) or limit > _NO_LIMIT:
-        model = read_object(folder, "config.json")
+        model = read_object_inside(folder, "config.json")
         limit = model.get("max_position_embeddings") or model.get("n_positions") or 512
     if isinstance(limit, bool) or not isinstance(limit, int | float) or not 3 <= limit <= _NO_LIMIT:
         raise DataError(f"{folder}: the longest input is {limit!r:.80} tokens; expected a whole number of at least 3")
     return int(limit)
-
-
-def read_object(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Return the object in a JSON file of the folder, or an empty one if there is no such file."""
-    path = file_inside(folder, name)
-    return {} if path is None else read_json_object(path, limit=limit)
 
 
 def holds_capitals(tokens: Iterable[str]) -> bool:
@@ -195,14 +189,14 @@ def read_byte_pairs(folder: Path) -> dict[str, Any]:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    config = read_object(folder, "tokenizer_config.json")
+    config = read_object_inside(folder, "tokenizer_config.json")
     if config.get("auto_map"):
         raise DataError(f"{folder}: auto_map names code that comes with the tokenizer, which is never run")
     return config
 
 
 def _library(folder: Path) -> dict[str, Any]:
-    return read_object(folder, "tokenizer.json", limit=MAX_VOCABULARY_BYTES)
+    return read_object_inside(folder, "tokenizer.json", limit=MAX_VOCABULARY_BYTES)
 
 
 def _lines_of_merges(path: Path) -> Iterator[tuple[str, str]]:
@@ -233,7 +227,7 @@ def _checked_merges(
 
 def _added(folder: Path, library: dict[str, Any]) -> dict[str, Any]:
     """Return the ids of the added tokens in both files that may have them; transformers finds these in any text."""
-    take_added(added := read_object(folder, "added_tokens.json"), library, folder / "tokenizer.json")
+    take_added(added := read_object_inside(folder, "added_tokens.json"), library, folder / "tokenizer.json")
     return added
 
 
@@ -265,7 +259,7 @@ def _special_tokens(
 def _named_tokens(
     folder: Path, config: dict[str, Any], ids: dict[str, int], usual: SpecialTokens
 ) -> dict[str, str | None]:
-    values = {**read_object(folder, "special_tokens_map.json"), **config}
+    values = {**read_object_inside(folder, "special_tokens_map.json"), **config}
     found: dict[str, str | None] = {}
     for role, name in zip(SpecialTokens.__dataclass_fields__, ROLES, strict=True):
         token = values.get(name)
