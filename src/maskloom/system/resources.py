@@ -9,10 +9,10 @@ import os
 _SPINS = 1000
 _SAY_HOW_TO_WAIT = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 _ROOT = "/sys/fs/cgroup"
-# For each version of control groups: the files with limit and usage, and the page-cache key in memory.stat.
+# For each version of control groups: the files with limit and usage, and how keys in memory.stat begin.
 _MEMORY_FILES = (
-    ("memory.max", "memory.current", "file"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache"),
+    ("memory.max", "memory.current", ""),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 )
 
 
@@ -82,7 +82,7 @@ def _groups(controller: str) -> list[str]:
 def available_memory() -> int | None:
     """Return the bytes available without swapping, or None if the system does not say.
 
-    The page cache counts as free, since the system reclaims it on demand.
+    The page cache counts as free, since the system reclaims it on demand, except files in memory (tmpfs).
     """
     left = (_left_in(folder, *names) for folder in _groups("memory") for names in _MEMORY_FILES)
     found = [size for size in left if size is not None]
@@ -102,12 +102,13 @@ def require_memory(num_bytes: int, what: str, error: type[ValueError] | None = N
         raise (error or ConfigError)(f"{what} {told}")
 
 
-def _left_in(folder: str, limit: str, use: str, cached: str) -> int | None:
+def _left_in(folder: str, limit: str, use: str, start: str) -> int | None:
     texts = [system_text(f"{folder}/{name}").strip() for name in (limit, use)]
     if not all(text.isdecimal() for text in texts):
         return None
+    keys = (f"{start}active_file", f"{start}inactive_file")
     lines = (line.split() for line in system_text(f"{folder}/memory.stat").splitlines())
-    reclaimable = next((int(line[1]) for line in lines if line[:1] == [cached]), 0)
+    reclaimable = sum(int(line[1]) for line in lines if line and line[0] in keys)
     return max(int(texts[0]) - int(texts[1]) + reclaimable, 0)
 
 

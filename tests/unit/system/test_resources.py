@@ -53,7 +53,15 @@ _JOB = "system.slice/slurmstepd.scope/job_7"
     [
         ({}, "0::/\n", 1000 << 10),
         ({"memory.max": "max\n", "memory.current": "5\n"}, "0::/\n", 1000 << 10),
-        ({"memory.max": "900\n", "memory.current": "500\n", "memory.stat": "anon 9\nfile 100\n"}, "0::/\n", 500),
+        (
+            {
+                "memory.max": "900\n",
+                "memory.current": "500\n",
+                "memory.stat": "file 170\nshmem 70\ninactive_anon 70\nactive_file 60\ninactive_file 40\n",
+            },
+            "0::/\n",
+            500,
+        ),
         ({f"{_JOB}/memory.max": "900\n", f"{_JOB}/memory.current": "500\n"}, f"0::/{_JOB}/step_0/user\n", 400),
         (
             {
@@ -61,7 +69,7 @@ _JOB = "system.slice/slurmstepd.scope/job_7"
                 "memory/memory.usage_in_bytes": "500\n",
                 "memory/job/memory.limit_in_bytes": "900\n",
                 "memory/job/memory.usage_in_bytes": "500\n",
-                "memory/job/memory.stat": "cache 1\ntotal_cache 50\n",
+                "memory/job/memory.stat": "active_file 1\ntotal_active_file 20\ntotal_inactive_file 30\n",
             },
             "4:memory:/job/step\n1:cpu:/other\n0::/\n",
             450,
