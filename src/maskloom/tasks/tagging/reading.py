@@ -116,7 +116,7 @@ def layout_of_sentences(path: str | Path, options: ReadingOptions | None = None,
             raise ConfigError(f"{error}; tagging formats: {', '.join(ours)}") from None
         return "columns"  # as for every tagging row of the catalog
     suffix = tables.suffix_of(path)
-    if suffix in (".jsonl", ".ndjson"):
+    if tables.LAYOUTS.get(suffix) == "jsonl":
         return "jsonl"
     if suffix == ".csv" and not needs_label:
         return "csv"
