@@ -408,7 +408,8 @@ def _strings(values: Any, what: str) -> tuple[str, ...]:
         raise BadRowError(f"{what}s are not a list", f"{values!r:.60} is a {type(values).__name__}")
     for place, value in enumerate(values, start=1):
         if not isinstance(value, str):
-            raise BadRowError(f"a {what} is not a string", f"{what} {place} is {value!r:.60}")
+            hint = "; write the names of tags, not their numbers" if what == "tag" and isinstance(value, int) else ""
+            raise BadRowError(f"a {what} is not a string", f"{what} {place} is {value!r:.60}{hint}")
         row_text(value, f"{what} {place}", empty=f"empty {what}")
     return tuple(values)
 

@@ -238,7 +238,7 @@ def test_columns_without_tags_can_be_read_for_prediction(write):
         (b"a O\nb\xff O\n", "d.conll", 2, "0xff, which is not UTF-8"),
         (jsonl({"tokens": [], "tags": []}), "d.jsonl", 1, "a sentence without words"),
         (jsonl({"tokens": ["a"], "tags": ["O"]}, {"tokens": ["a"], "tags": []}), "d.jsonl", 2, "1 words, 0 tags"),
-        (jsonl({"tokens": ["a"], "tags": [3]}), "d.jsonl", 1, "a tag is not a string: tag 1 is 3"),
+        (jsonl({"tokens": ["a"], "tags": [3]}), "d.jsonl", 1, "tag 1 is 3; write the names of tags, not"),
         (jsonl({"tokens": "a", "tags": ["O"]}), "d.jsonl", 1, "words are not a list"),
         (jsonl({"tokens": ["a", " "], "tags": ["O", "O"]}), "d.jsonl", 1, "empty word: word 2"),
         (jsonl({"tokens": ["a"]}), "d.jsonl", 1, "no list of tags"),
