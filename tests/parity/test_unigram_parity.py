@@ -104,6 +104,14 @@ def test_what_is_saved_opens_in_both(pair, tmp_path):
         assert again(text)["input_ids"] == theirs(text)["input_ids"]
 
 
+def test_added_tokens_other_than_sentinels_are_refused(folder, tmp_path):
+    library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    library.add_tokens(["<new>"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(DataError, match="the added tokens <new> are not supported"):
+        Tokenizer.load(tmp_path)
+
+
 def test_an_old_file_without_a_type_opens_as_in_the_library(folder, pair, tmp_path):
     content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     del content["model"]["type"]

@@ -120,10 +120,10 @@ class FeatureWriter:
         write_bytes(self._building / OFFSETS, self._offsets.astype("<i8").tobytes())
         sums = {name: file_sha256(self._building / name) for name in (FEATURES, OFFSETS)}
         write_json(self._building / MANIFEST, {**self._held, "sha256": sums})
+        if self._folder.exists():  # while a killed writer can still be resumed: this may take long
+            shutil.rmtree(self._folder)
         for name in (_PLAN, _DONE):
             (self._building / name).unlink()
-        if self._folder.exists():
-            shutil.rmtree(self._folder)
         self._building.rename(self._folder)
         sync(self._folder.parent)
 

@@ -184,6 +184,12 @@ def read_json_object(path: str | Path, *, limit: int = MAX_JSON_BYTES) -> dict[s
     return values
 
 
+def read_object_inside(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """Return the object in a JSON file of a folder, or an empty one if there is no such file."""
+    path = file_inside(folder, name)
+    return {} if path is None else read_json_object(path, limit=limit)
+
+
 def read_json_value(path: str | Path, key: str, kind: type[ValueT]) -> ValueT:
     """Return a value from the JSON object in a file; raises DataError naming the file if it is of another type."""
     value = read_json_object(path).get(key)

@@ -1,27 +1,29 @@
-"""The cores and the memory that the machine and a container's control group leave to this process."""
+"""The cores and the memory that the machine and the control groups of this process leave to it."""
 
 from __future__ import annotations
 
 import math
 import os
 
-TYPE_CHECKING = False  # imports here run before a command can handle Ctrl-C
-if TYPE_CHECKING:
-    from pathlib import Path
-
 # Iterations for which a libgomp thread spins before it sleeps, where `shared_cores` cannot help.
 _SPINS = 1000
 _SAY_HOW_TO_WAIT = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+_ROOT = "/sys/fs/cgroup"
+# For each version of control groups: the files with limit and usage, and how keys in memory.stat begin.
+_MEMORY_FILES = (
+    ("memory.max", "memory.current", ""),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+)
 
 
 def usable_cores() -> int:
-    """Return the number of cores that affinity and a container's quota leave to this process; at least 1."""
+    """Return the number of cores that affinity and quotas of control groups leave to this process; at least 1."""
     quota = _quota()
     return _cores() if quota is None else max(1, min(_cores(), math.ceil(quota)))
 
 
 def follow_quota() -> None:
-    """Limit torch's threads to a container's quota, unless OMP_NUM_THREADS is set."""
+    """Limit torch's threads to the quota of a control group, unless OMP_NUM_THREADS is set."""
     cores = usable_cores()
     if cores < _cores():
         os.environ.setdefault("OMP_NUM_THREADS", str(cores))
@@ -46,32 +48,44 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _quota(root: Path | str = "/sys/fs/cgroup") -> float | None:
-    """Return the CPU quota of a control group of either version, in cores, or None without a limit."""
-    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        words = " ".join(system_text(f"{root}/{name}") for name in names).split()
+def _quota() -> float | None:
+    """Return the smallest CPU quota of the control groups that hold this process, in cores, or None without a limit."""
+    found = []
+    for folder in _groups("cpu"):
+        both = (f"{folder}/cpu.cfs_{name}_us" for name in ("quota", "period"))
+        words = (system_text(f"{folder}/cpu.max") or " ".join(map(system_text, both))).split()
         try:
             allowed, period = float(words[0]), float(words[1])
         except (ValueError, IndexError):
-            continue  # another version, or "max": no limit
+            continue  # "max" is no limit
         if allowed > 0 and period > 0:
-            return allowed / period
-    return None
+            found.append(allowed / period)
+    return min(found, default=None)
 
 
-# For each version of control groups: the folder, the files with limit and usage, and the page-cache key in memory.stat.
-_GROUPS = (
-    ("/sys/fs/cgroup", "memory.max", "memory.current", "file"),
-    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache"),
-)
+def _groups(controller: str) -> list[str]:
+    """Return the folders of the control groups that hold this process, of either version, up to the root.
+
+    In a container, the root is usually its own group. A batch system or systemd gives a process a group further down.
+    """
+    found = [_ROOT, f"{_ROOT}/{controller}"]
+    for line in system_text("/proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers or controller in controllers.split(","):
+            top = found[bool(controllers)]
+            while path.strip("/"):
+                found.append(top + path)
+                path = os.path.dirname(path)
+    return found
 
 
 def available_memory() -> int | None:
     """Return the bytes available without swapping, or None if the system does not say.
 
-    The page cache counts as free, since the system reclaims it on demand.
+    The page cache counts as free, since the system reclaims it on demand, except files in memory (tmpfs).
     """
-    found = [size for group in _GROUPS if (size := _of_group(*group)) is not None]
+    left = (_left_in(folder, *names) for folder in _groups("memory") for names in _MEMORY_FILES)
+    found = [size for size in left if size is not None]
     _, is_told, rest = system_text("/proc/meminfo").partition("MemAvailable:")
     if is_told:
         found.append(int(rest.split()[0]) * 1024)
@@ -88,12 +102,13 @@ def require_memory(num_bytes: int, what: str, error: type[ValueError] | None = N
         raise (error or ConfigError)(f"{what} {told}")
 
 
-def _of_group(folder: str, limit: str, use: str, cached: str) -> int | None:
+def _left_in(folder: str, limit: str, use: str, start: str) -> int | None:
     texts = [system_text(f"{folder}/{name}").strip() for name in (limit, use)]
     if not all(text.isdecimal() for text in texts):
         return None
+    keys = (f"{start}active_file", f"{start}inactive_file")
     lines = (line.split() for line in system_text(f"{folder}/memory.stat").splitlines())
-    reclaimable = next((int(line[1]) for line in lines if line[:1] == [cached]), 0)
+    reclaimable = sum(int(line[1]) for line in lines if line and line[0] in keys)
     return max(int(texts[0]) - int(texts[1]) + reclaimable, 0)
 
 

@@ -35,7 +35,7 @@ _USUAL = UsualNames(
     labels=("label", "labels", "gold_label", "answer_key", "answerkey", "correct", "answer", "gold"),
 )
 _LISTS = ("choices", "endings", "answers", "options", "candidates")
-_IDENTIFIERS = ("id", "ind", "index", "example_id", "example-id", "")
+_IDENTIFIERS = ("id", "ind", "index", "")
 _CHOICE = re.compile(r"(choice|ending|answer|option|alternative|sol|hypothesis)[_ -]?([0-9]{1,2}|[a-z])", re.IGNORECASE)
 
 

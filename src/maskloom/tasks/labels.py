@@ -20,6 +20,8 @@ from maskloom.tasks.tables import ReadingOptions
 _MOST_LABEL_BYTES = 16 << 20
 # A label is compared with labels this many times as frequent; among many, the rarest with the most frequent.
 _MORE_FREQUENT, _COMPARED = 10, 200
+# What SNLI and the datasets library write for rows without a label.
+_NO_LABELS = ("-", "-1")
 
 
 class UnknownLabelError(DataError):
@@ -132,14 +134,17 @@ def label_counts(labels: np.ndarray, num_labels: int) -> np.ndarray:
 
 
 def doubtful_labels(names: Sequence[str], train: Sequence[int], dev: Sequence[int]) -> list[str]:
-    """Describe suspicious labels, rarest first: one in train, none in dev, or spelled like a more frequent name."""
+    """Describe suspicious labels, rarest first: one in train, none in dev, like a more frequent name, or rare marks."""
     found, order = [], [int(index) for index in np.argsort(train, kind="stable") if train[index]]
     for place, index in enumerate(order):
         name, count, near = names[index], train[index], ""
         if place < _COMPARED:
             others = [(names[other], train[other]) for other in order[-_COMPARED:] if other != index]
             by_case = [other for other, n in others if n >= count and other.casefold() == name.casefold()]
-            near = did_you_mean(name, by_case or [other for other, n in others if n >= count * _MORE_FREQUENT])
+            frequent = [other for other, n in others if n >= count * _MORE_FREQUENT]
+            near = did_you_mean(name, by_case or frequent)
+            if name in _NO_LABELS and len(frequent) == len(others):
+                near = "; does it mark rows without a label?"
         if count == 1 or not dev[index] or near:
             found.append(f"{name!r:.80}: {count} in train, {dev[index] or 'none'} in dev{near}")
     return found

@@ -19,7 +19,8 @@ from maskloom.system.foreign_files import check_regular, is_utf8, read_bytes
 MAX_ROW_BYTES = 16 << 20
 """16 MiB of UTF-8: five times the longest novel in one row."""
 
-_LAYOUTS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text"}
+LAYOUTS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".txt": "text"}
+"""The layout of a table by its suffix; the datasets library writes JSONL to files that end in .json."""
 
 
 BLANK = "blank line"
@@ -100,19 +101,24 @@ def row_text(value: Any, what: str, *, empty: str | None = "empty text") -> str:
     return value
 
 
+def suffix_of(path: Path) -> str:
+    """Return the suffix of a file, without a final .gz, in lower case."""
+    return Path(path.name.lower().removesuffix(".gz")).suffix
+
+
 def layout_of(path: Path) -> str:
     """Return csv, tsv, jsonl or text by suffix (ignoring a final .gz); raises DataError for any other suffix."""
     if path.is_dir():
-        held = sorted(held.name for held in path.iterdir() if set(held.suffixes) & set(_LAYOUTS))[:8]
+        held = sorted(held.name for held in path.iterdir() if set(held.suffixes) & set(LAYOUTS))[:8]
         hint = f", such as one of these in it: {', '.join(held)}" if held else ""
         raise DataError(f"{path}: is a folder; expected a file{hint}")
-    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
-    if suffix not in _LAYOUTS and not path.exists():
+    suffix = suffix_of(path)
+    if suffix not in LAYOUTS and not path.exists():
         raise DataError(f"{path}: no such file or folder")
-    if suffix not in _LAYOUTS:
+    if suffix not in LAYOUTS:
         shown = f"{suffix or path.suffix!r:.80}"
-        raise DataError(f"{path}: the suffix {shown} is not one of {', '.join(_LAYOUTS)} (each may end in .gz)")
-    return _LAYOUTS[suffix]
+        raise DataError(f"{path}: the suffix {shown} is not one of {', '.join(LAYOUTS)} (each may end in .gz)")
+    return LAYOUTS[suffix]
 
 
 def read_rows(path: Path, layout: str) -> Iterator[Row]:
@@ -225,7 +231,8 @@ def _json_row(line: str, number: int) -> Row:
     except RecursionError:
         return Row({}, number, problem="JSON nested too deeply")
     except ValueError as error:
-        return Row({}, number, problem=f"not valid JSON: {error}")
+        hint = "; expected one object per line" if line.strip() in ("[", "{") else ""
+        return Row({}, number, problem=f"not valid JSON: {error}{hint}")
     if not isinstance(value, dict):
         return Row({}, number, problem=f"expected a JSON object, got a {type(value).__name__}")
     return Row(value, number)

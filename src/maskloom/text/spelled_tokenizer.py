@@ -12,8 +12,9 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from maskloom.errors import DataError
+from maskloom.system.foreign_files import read_object_inside
 from maskloom.text.tokenizer import Tokenizer, library_of
-from maskloom.text.tokenizer_files import SETTINGS_FILES, read_limit, read_object
+from maskloom.text.tokenizer_files import SETTINGS_FILES, read_limit
 from maskloom.text.vocabulary import CONTINUATION_PREFIX, SpecialTokens, Vocabulary
 
 CONTINUES, BEGIN_SENTENCE, END_SENTENCE = 256, 512, 513
@@ -46,7 +47,7 @@ class SpelledTokenizer(Tokenizer):
     @classmethod
     def open(cls, folder: Path) -> SpelledTokenizer:
         """Open a folder like `Tokenizer.load`; raises DataError for any other vocabulary."""
-        config, library = (read_object(folder, name) for name in ("tokenizer_config.json", "tokenizer.json"))
+        config, library = (read_object_inside(folder, name) for name in ("tokenizer_config.json", "tokenizer.json"))
         found = replace(cls.of(), max_length=read_limit(folder, config))
         if library["model"].get("vocab") != found.vocabulary.ids:
             raise DataError(f"{folder / 'tokenizer.json'}: its tokens are not the bytes of spelled words")

@@ -10,13 +10,14 @@ from typing import Any
 from tokenizers import pre_tokenizers
 
 from maskloom.errors import DataError
-from maskloom.system.foreign_files import MAX_JSON_BYTES, file_inside, read_json_object
+from maskloom.system.foreign_files import file_inside, read_json_object, read_object_inside
 from maskloom.text.vocabulary import (
     BART_TOKENS,
     CONTINUATION_PREFIX,
     END_OF_WORD,
     GPT_TOKENS,
     MAX_VOCABULARY_BYTES,
+    SENTINEL,
     SpecialTokens,
     Vocabulary,
     model_of,
@@ -58,9 +59,7 @@ def read_wordpiece(folder: Path) -> dict[str, Any]:
         raise DataError(f"{folder}: not a folder; a tokenizer is a folder with vocab.txt or tokenizer.json")
     vocabulary = Vocabulary.load(folder)
     config, library = _config(folder), _library(folder)
-    take_added(added := read_object(folder, "added_tokens.json"), library, folder / "tokenizer.json")
-    if foreign := ", ".join(sorted(added.keys() - vocabulary.special.tokens)):
-        raise DataError(f"{folder}: the added tokens {foreign:.200} are not supported; WordPiece would split them")
+    _refuse_foreign_tokens(folder, _added(folder, library), vocabulary.special.tokens)
     normalizer = library.get("normalizer") or {}
     if not isinstance(normalizer, dict):
         raise DataError(f"{folder}: the normalizer of tokenizer.json is not an object but {type(normalizer).__name__}")
@@ -79,17 +78,11 @@ def read_limit(folder: Path, config: dict[str, Any]) -> int:
     """Return the longest input in tokens, by `config`, config.json or else 512; raises DataError if it is invalid."""
     limit = config.get("model_max_length")
     if not isinstance(limit, int | float) or limit > _NO_LIMIT:
-        model = read_object(folder, "config.json")
+        model = read_object_inside(folder, "config.json")
         limit = model.get("max_position_embeddings") or model.get("n_positions") or 512
     if isinstance(limit, bool) or not isinstance(limit, int | float) or not 3 <= limit <= _NO_LIMIT:
         raise DataError(f"{folder}: the longest input is {limit!r:.80} tokens; expected a whole number of at least 3")
     return int(limit)
-
-
-def read_object(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Return the object in a JSON file of the folder, or an empty one if there is no such file."""
-    path = file_inside(folder, name)
-    return {} if path is None else read_json_object(path, limit=limit)
 
 
 def holds_capitals(tokens: Iterable[str]) -> bool:
@@ -146,10 +139,11 @@ def read_unigram(folder: Path) -> dict[str, Any]:
         isinstance(piece, list) and [*map(type, piece)] in ([str, float], [str, int]) for piece in pieces
     ):
         raise DataError(f"{path}: vocab is not a list of pieces with their scores")
-    ids = {piece: index for index, (piece, _) in enumerate(pieces)}
-    take_added(ids, library, path)
+    added = _added(folder, library)
+    ids = {**added, **{piece: index for index, (piece, _) in enumerate(pieces)}}
     usual = SpecialTokens(pad="<pad>", unknown="<unk>", end="</s>")
     special = SpecialTokens(**_named_tokens(folder, config, ids, usual))
+    _refuse_foreign_tokens(folder, added, [*special.tokens, *filter(SENTINEL.fullmatch, ids)])
     vocabulary = Vocabulary(tokens_by_id(ids, path), special, prefix="", source=str(path))
     rules = {name: library.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")}
     rules["model"] = {key: value for key, value in model.items() if key != "vocab"}
@@ -181,13 +175,13 @@ def read_byte_pairs(folder: Path) -> dict[str, Any]:
         raise DataError(f"{folder}: merges.txt without vocab.json, which holds the token ids")
     if not isinstance(ids, dict):
         raise DataError(f"{path}: the vocabulary is not an object but {type(ids).__name__}")
-    take_added(ids, library, folder / "tokenizer.json")
-    tokens = tokens_by_id(ids, path)
+    added = _added(folder, library)
+    tokens = tokens_by_id(ids := {**added, **ids}, path)
     suffix = END_OF_WORD if any(token.endswith(END_OF_WORD) for token in tokens) else ""
     if missing := [] if suffix else sorted(set(pre_tokenizers.ByteLevel.alphabet()).difference(ids)):
         why = f"no token ends with {END_OF_WORD!r}, as in GPT, or is the byte {missing[0]!r}, as in GPT-2"
         raise DataError(f"{path}: {why}")
-    special = _special_tokens(folder, config, ids, suffix, path)
+    special = _special_tokens(folder, config, ids, suffix, path, added)
     vocabulary = Vocabulary(tokens, special, prefix="", suffix=suffix, source=str(path))
     pairs = _checked_merges(merges, vocabulary, path)
     rules = _read_rules(folder, library, model, config, suffix)
@@ -195,14 +189,14 @@ def read_byte_pairs(folder: Path) -> dict[str, Any]:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    config = read_object(folder, "tokenizer_config.json")
+    config = read_object_inside(folder, "tokenizer_config.json")
     if config.get("auto_map"):
         raise DataError(f"{folder}: auto_map names code that comes with the tokenizer, which is never run")
     return config
 
 
 def _library(folder: Path) -> dict[str, Any]:
-    return read_object(folder, "tokenizer.json", limit=MAX_VOCABULARY_BYTES)
+    return read_object_inside(folder, "tokenizer.json", limit=MAX_VOCABULARY_BYTES)
 
 
 def _lines_of_merges(path: Path) -> Iterator[tuple[str, str]]:
@@ -231,14 +225,29 @@ def _checked_merges(
     return tuple(first)
 
 
+def _added(folder: Path, library: dict[str, Any]) -> dict[str, Any]:
+    """Return the ids of the added tokens in both files that may have them; transformers finds these in any text."""
+    take_added(added := read_object_inside(folder, "added_tokens.json"), library, folder / "tokenizer.json")
+    return added
+
+
+def _refuse_foreign_tokens(folder: Path, added: Iterable[str], known: Iterable[str | None]) -> None:
+    if foreign := ", ".join(sorted({*added}.difference(known))):
+        raise DataError(f"{folder}: the added tokens {foreign:.200} are not supported; they would be split into pieces")
+
+
 def _special_tokens(
-    folder: Path, config: dict[str, Any], ids: dict[str, int], suffix: str, path: Path
+    folder: Path, config: dict[str, Any], ids: dict[str, int], suffix: str, path: Path, added: Iterable[str]
 ) -> SpecialTokens:
-    """Return the special tokens that the folder names, or else the published models' tokens in the vocabulary."""
+    """Return the special tokens that the folder names, or else the published models' tokens in the vocabulary.
+
+    Raises DataError for any other token that was `added`.
+    """
     usual = GPT_TOKENS if suffix else SpecialTokens(begin=_END_OF_TEXT, end=_END_OF_TEXT)
     if not suffix and all(token in ids for token in BART_TOKENS.tokens):
         usual = BART_TOKENS
     found = _named_tokens(folder, config, ids, usual)
+    _refuse_foreign_tokens(folder, added, [*found.values(), GPT_TOKENS.unknown])  # BART's own, which nothing names
     if not suffix:
         # every byte is known, although transformers names an unknown token
         found["unknown"] = None
@@ -250,7 +259,7 @@ def _special_tokens(
 def _named_tokens(
     folder: Path, config: dict[str, Any], ids: dict[str, int], usual: SpecialTokens
 ) -> dict[str, str | None]:
-    values = {**read_object(folder, "special_tokens_map.json"), **config}
+    values = {**read_object_inside(folder, "special_tokens_map.json"), **config}
     found: dict[str, str | None] = {}
     for role, name in zip(SpecialTokens.__dataclass_fields__, ROLES, strict=True):
         token = values.get(name)
@@ -267,13 +276,18 @@ def _read_rules(
 ) -> dict[str, bool]:
     """Return `lowercase` and `prefix_space`; raises DataError for rules of neither layout."""
     path, words, normalizer = folder / "tokenizer.json", library.get("pre_tokenizer"), library.get("normalizer") or {}
+    words = words if isinstance(words, dict) else {"type": words}
     named = config.get("tokenizer_class") or "TokenizersBackend"
     if str(named).removesuffix("Fast") not in _CLASSES:
         raise DataError(f"{folder}: tokenizer_class is {named!r:.80}; supported for byte pairs: {', '.join(_CLASSES)}")
     if library:
-        kind = words.get("type") if isinstance(words, dict) else words
-        cut = ("pre_tokenizer", kind, "BertPreTokenizer" if suffix else "ByteLevel")
-        for what, value, known in (("model.type", model.get("type"), "BPE"), cut):
+        rules = (
+            ("model.type", model.get("type"), "BPE"),
+            ("model.end_of_word_suffix", model.get("end_of_word_suffix", suffix) or "", suffix),
+            ("pre_tokenizer", words.get("type"), "BertPreTokenizer" if suffix else "ByteLevel"),
+            ("pre_tokenizer.use_regex", words.get("use_regex", True), True),
+        )
+        for what, value, known in rules:
             if value != known:
                 raise DataError(f"{path}: {what} is {value!r:.80}; with these tokens only {known!r} is supported")
         for key, plain in _PLAIN.items():
@@ -282,8 +296,8 @@ def _read_rules(
     if not isinstance(normalizer, dict) or (normalizer and not suffix):
         raise DataError(f"{path}: normalizer is {normalizer!r:.80}; GPT-2 does not normalise text")
     if not suffix:
-        prefix = words.get("add_prefix_space", False) if isinstance(words, dict) else False
-        return {"lowercase": False, "prefix_space": config.get("add_prefix_space", prefix) is True}
+        prefix = config.get("add_prefix_space", words.get("add_prefix_space"))
+        return {"lowercase": False, "prefix_space": prefix is True}
     lowercase = config.get("do_lower_case", normalizer.get("lowercase", True))
     refuse_foreign_rules(folder, lowercase, {**normalizer, **config})
     return {"lowercase": lowercase}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -17,9 +16,7 @@ from maskloom.errors import DataError
 from maskloom.text.templates import RUNNING_TEXT
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.tokenizer_files import SETTINGS_FILES
-from maskloom.text.vocabulary import vocabulary_sha256
-
-SENTINEL = re.compile(r"<extra_id_\d+>")
+from maskloom.text.vocabulary import SENTINEL, vocabulary_sha256
 
 
 @dataclass(frozen=True)
@@ -40,10 +37,8 @@ class UnigramTokenizer(Tokenizer):
     def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> tuple[dict[str, Any], dict[str, Any]]:
         vocabulary = self.vocabulary
         library.model = self._described(vocabulary.tokens).model
-        behind = [token for token in vocabulary.tokens[len(self.scores) :] if token not in vocabulary.special.tokens]
-        sentinels = [token for token in vocabulary.tokens if SENTINEL.fullmatch(token) and token not in behind]
-        added = [AddedToken(token, special=True, normalized=False) for token in (*behind, *sentinels)]
-        library.add_special_tokens(added)
+        sentinels = filter(SENTINEL.fullmatch, vocabulary.tokens)
+        library.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in sentinels])
         library.post_processor = self.template.processor(vocabulary)  # pyright: ignore[reportAttributeAccessIssue]
         return {"tokenizer_class": "PreTrainedTokenizerFast"}, {}
 

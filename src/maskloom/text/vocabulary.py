@@ -52,6 +52,7 @@ SPECIAL_TOKENS = BERT_TOKENS.tokens
 GPT_TOKENS = SpecialTokens("<pad>", "<unk>", "<extract>", "<delimiter>", begin="<start>", end="<end>")
 BART_TOKENS = SpecialTokens("<pad>", None, "<s>", "</s>", "<mask>", begin="<s>", end="</s>")
 END_OF_WORD = "</w>"
+SENTINEL = re.compile(r"<extra_id_\d+>")
 # The space before a word, as GPT-2 and SentencePiece write it in a piece.
 _SPACES = ("Ġ", "▁")
 # The bytes that continue a character, 0x80 to 0xBF, as GPT-2 writes them.

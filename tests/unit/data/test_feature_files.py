@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import os
+import shutil
 from unittest.mock import Mock
 
 import numpy as np
@@ -149,6 +150,20 @@ def test_finished_features_are_replaced_whole(folder):
     plan = dataclasses.replace(PLAN, model="newer")
     write(folder, [0, 1, 2, 3], plan=plan).finish()
     assert FeatureFile.open(folder, plan).manifest["model"] == "newer"
+
+
+def test_a_writer_killed_while_it_removes_the_features_before_loses_nothing(folder, monkeypatch):
+    """Regression: its plan was removed first, so that all features were computed again."""
+    writer = write(folder, [0, 1, 2, 3])
+    monkeypatch.setattr(shutil, "rmtree", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        writer.finish()
+    monkeypatch.undo()
+    again = FeatureWriter(folder, PLAN)
+    assert not len(again.missing_units())
+    again.finish()
+    assert np.array_equal(FeatureFile.open(folder, PLAN).array, ROWS)
+    assert sorted(path.name for path in folder.iterdir()) == sorted([FEATURES, MANIFEST, OFFSETS])
 
 
 def test_an_error_of_the_disk_names_the_file(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""The number of threads follows the cores that a process may use."""
+"""The cores and the memory that a process may use, and the number of threads that follows from them."""
 
 import os
 import subprocess
@@ -10,22 +10,76 @@ from maskloom.system import resources
 from maskloom.system.resources import follow_quota, usable_cores, wait_briefly
 
 
+@pytest.fixture
+def groups(tmp_path, monkeypatch):
+    """Returns a function that puts this process into control groups with the given files."""
+
+    def make(files: dict[str, str], own: str = "0::/\n") -> None:
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        monkeypatch.setattr(resources, "_ROOT", str(tmp_path))
+        read = resources.system_text
+        told = {"/proc/self/cgroup": own, "/proc/meminfo": "MemAvailable:       1000 kB\n"}
+        monkeypatch.setattr(resources, "system_text", lambda path: told[path] if path in told else read(path))
+
+    return make
+
+
 @pytest.mark.parametrize(
-    ("files", "expected"),
+    ("files", "own", "expected"),
     [
-        ({"cpu.max": "150000 100000\n"}, 1.5),
-        ({"cpu.max": "max 100000\n"}, None),
-        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4.0),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
-        ({"cpu.max": ""}, None),
-        ({}, None),
+        ({"cpu.max": "150000 100000\n"}, "0::/\n", 1.5),
+        ({"cpu.max": "max 100000\n"}, "0::/\n", None),
+        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, "1:cpu,cpuacct:/\n0::/\n", 4.0),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, "1:cpu:/\n", None),
+        ({"cpu.max": ""}, "0::/\n", None),
+        ({}, "", None),
+        ({"a/cpu.max": "150000 100000\n", "a/b/cpu.max": "max 100000\n"}, "0::/a/b\n", 1.5),
+        ({"a/cpu.max": "150000 100000\n", "a/b/cpu.max": "50000 100000\n"}, "0::/a/b\n", 0.5),
+        ({"b/cpu.max": "150000 100000\n"}, "0::/a\n", None),
     ],
 )
-def test_the_quota_of_either_version_is_read(tmp_path, files, expected):
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert resources._quota(tmp_path) == expected
+def test_the_smallest_quota_of_either_version_is_found(groups, files, own, expected):
+    groups(files, own)
+    assert resources._quota() == expected
+
+
+_JOB = "system.slice/slurmstepd.scope/job_7"
+
+
+@pytest.mark.parametrize(
+    ("files", "own", "expected"),
+    [
+        ({}, "0::/\n", 1000 << 10),
+        ({"memory.max": "max\n", "memory.current": "5\n"}, "0::/\n", 1000 << 10),
+        (
+            {
+                "memory.max": "900\n",
+                "memory.current": "500\n",
+                "memory.stat": "file 170\nshmem 70\ninactive_anon 70\nactive_file 60\ninactive_file 40\n",
+            },
+            "0::/\n",
+            500,
+        ),
+        ({f"{_JOB}/memory.max": "900\n", f"{_JOB}/memory.current": "500\n"}, f"0::/{_JOB}/step_0/user\n", 400),
+        (
+            {
+                "memory/memory.limit_in_bytes": "9223372036854771712\n",
+                "memory/memory.usage_in_bytes": "500\n",
+                "memory/job/memory.limit_in_bytes": "900\n",
+                "memory/job/memory.usage_in_bytes": "500\n",
+                "memory/job/memory.stat": "active_file 1\ntotal_active_file 20\ntotal_inactive_file 30\n",
+            },
+            "4:memory:/job/step\n1:cpu:/other\n0::/\n",
+            450,
+        ),
+    ],
+)
+def test_the_memory_of_every_control_group_around_the_process_counts(groups, files, own, expected):
+    """A batch system limits a job in a group of its own, of which the root says nothing."""
+    groups(files, own)
+    assert resources.available_memory() == expected
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,14 @@ def test_labels_that_may_be_slips_are_told_rarest_first():
     ]
 
 
+@pytest.mark.parametrize("mark", ["-", "-1"])
+def test_a_rare_label_that_marks_missing_ones_is_doubted(mark):
+    """SNLI has such a label in one row of 700, which would be a fourth class."""
+    told = f"{mark!r}: 785 in train, 158 in dev; does it mark rows without a label?"
+    assert doubtful_labels((mark, "0", "1", "2"), [785, 183_416, 182_764, 183_187], [158, 3329, 3235, 3278]) == [told]
+    assert doubtful_labels((mark, "0", "1"), [900, 1000, 1100], [9, 9, 9]) == []
+
+
 def test_sound_labels_are_not_doubted():
     """Two similar names that are both frequent, names that differ in a number, and one that never occurs."""
     names = ("entailment", "not_entailment", "label_1", "label_10", "unseen")

@@ -72,6 +72,16 @@ def test_lines_end_with_line_feeds(tmp_path, is_packed):
         assert found == [(number, [line]) for number, line in enumerate(lines, start=1)]
 
 
+def test_jsonl_may_end_in_json(tmp_path):
+    """The datasets library writes it so; a list of objects is refused with the rule."""
+    path = tmp_path / "data.json"
+    path.write_text('{"text": "a"}\n{"text": "b"}\n', encoding="utf-8")
+    assert layout_of(path) == layout_of(tmp_path / "data.JSON.gz") == "jsonl"
+    assert [row.fields for row in read_rows(path, "jsonl")] == [{"text": "a"}, {"text": "b"}]
+    path.write_text('[\n {"text": "a"}\n]\n', encoding="utf-8")
+    assert "; expected one object per line" in str(next(read_rows(path, "jsonl")).problem)
+
+
 def test_rows_before_a_bad_one_are_read(tmp_path):
     path = tmp_path / "data.tsv"
     long = b"x" * (MAX_ROW_BYTES + 1)

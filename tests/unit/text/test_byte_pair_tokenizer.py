@@ -163,6 +163,28 @@ def test_files_that_do_not_fit_are_named(tmp_path: Path, name: str, content: Any
         Tokenizer.load(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["added_tokens.json", "tokenizer.json"])
+@pytest.mark.parametrize("form", [published, gpt2])
+def test_added_tokens_are_refused_by_name(tmp_path: Path, form, name: str) -> None:
+    """Regression: transformers finds them in any text; here they were split into pieces without a word."""
+    Tokenizer.load(form(tmp_path)).save(tmp_path)
+    library = Library.from_file(str(tmp_path / "tokenizer.json"))
+    library.add_tokens(["<new>"])
+    assert "<new>" in library.encode("the<new>low", add_special_tokens=False).tokens
+    if name == "tokenizer.json":
+        library.save(str(tmp_path / name))
+    else:
+        write(tmp_path, name, {"<new>": library.token_to_id("<new>")})
+    with pytest.raises(DataError, match="the added tokens <new> are not supported; they would be split into pieces"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_special_token_may_be_in_the_file_of_added_tokens_only(tmp_path: Path) -> None:
+    write(gpt2(tmp_path), "added_tokens.json", {"[PAD]": len(GPT2_TOKENS)})
+    write(tmp_path, "special_tokens_map.json", {"pad_token": "[PAD]"})
+    assert Tokenizer.load(tmp_path).vocabulary.pad_id == len(GPT2_TOKENS)
+
+
 def test_half_a_tokenizer_is_refused(tmp_path: Path) -> None:
     published(tmp_path)
     (tmp_path / "merges.txt").rename(tmp_path / "kept")
@@ -177,6 +199,30 @@ def test_half_a_tokenizer_is_refused(tmp_path: Path) -> None:
         tmp_path, "tokenizer.json", {"model": {"type": "BPE", "vocab": {"<unk>": 0, "a</w>": 1}, "merges": ["a b c"]}}
     )
     with pytest.raises(DataError, match=r"tokenizer.json, merge 1: 'a b c' is not a merge"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("form", "part", "key", "value", "message"),
+    [
+        (gpt2, "pre_tokenizer", "use_regex", False, "pre_tokenizer.use_regex is False; with these tokens only True is"),
+        (gpt2, "model", "end_of_word_suffix", "</w>", "model.end_of_word_suffix is '</w>'; with these tokens only ''"),
+        (
+            published,
+            "model",
+            "end_of_word_suffix",
+            None,
+            "end_of_word_suffix is ''; with these tokens only '</w>'",
+        ),
+    ],
+)
+def test_rules_that_split_words_differently_are_refused(tmp_path, form, part, key, value, message) -> None:
+    """Regression: such folders were opened with the usual rules, and ids differed from the library's."""
+    Tokenizer.load(form(tmp_path)).save(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+    content[part][key] = value
+    write(tmp_path, "tokenizer.json", content)
+    with pytest.raises(DataError, match=message):
         Tokenizer.load(tmp_path)
 
 

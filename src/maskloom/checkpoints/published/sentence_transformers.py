@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from maskloom.models.architectures import architecture_of
 from maskloom.models.model_config import ModelConfig
 from maskloom.rows import PoolingMode
 from maskloom.system.files import write_bytes, write_json
-from maskloom.system.foreign_files import file_inside, read_bytes, read_json, read_json_object
+from maskloom.system.foreign_files import file_inside, read_bytes, read_json, read_object_inside
 
 POOLING_MODES: tuple[str, ...] = get_args(PoolingMode)
 MODULES = "modules.json"
@@ -79,7 +79,7 @@ def read_modules(folder: Path) -> SentenceModules:
     (_, place), *others = _module_paths(path)
     if not others:
         raise DataError(f"{path}: no Pooling module, so texts have no vectors")
-    settings = _object(folder / place, _SETTINGS)
+    settings = read_object_inside(folder / place, _SETTINGS)
     length = settings.get("max_seq_length")
     if length is not None and (type(length) is not int or length < 3):
         raise DataError(
@@ -91,7 +91,7 @@ def read_modules(folder: Path) -> SentenceModules:
     unsupported = [f"{path}: the module {kind!r:.80} is not supported" for kind in unknown[:1]]
     if not unknown and pooling not in POOLING_MODES:
         unsupported.append(f"{folder / others[0][1] / 'config.json'}: pooling by {pooling!r:.80} is not supported")
-    for key, value in (settings | _object(folder, _PROMPTS)).items():
+    for key, value in (settings | read_object_inside(folder, _PROMPTS)).items():
         if key in ("do_lower_case", "default_prompt_name", "truncate_dim") and value:
             unsupported.append(f"{folder}: {key} = {value!r:.80} is not supported")
     if unsupported:
@@ -159,13 +159,8 @@ def _kind(name: str) -> str:
 
 def _pooling(folder: Path) -> str:
     """Return the mode of a Pooling module; several modes, which would be concatenated, are returned as one string."""
-    config = _object(folder, "config.json")
+    config = read_object_inside(folder, "config.json")
     flags = [key for key, value in config.items() if key.startswith(_POOLING_FLAG) and value]
     given = config.get("pooling_mode", flags or "mean")
     mode = given[0] if isinstance(given, list) and len(given) == 1 else given
     return re.sub(r"_tokens?$", "", str(mode).removeprefix(_POOLING_FLAG))
-
-
-def _object(folder: Path, name: str) -> dict[str, Any]:
-    path = file_inside(folder, name) if folder.is_dir() else None
-    return {} if path is None else read_json_object(path)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from maskloom.data.batch import ranges
+
 LONGEST_NAMED = 64
 """Maximum length in bytes of a word that can have a name."""
 
@@ -189,6 +191,4 @@ class RaggedIds:
         """Return the lists with indices `numbers` (lists,) int64, in that order and with repetitions."""
         starts = self.edges[numbers]
         edges = np.append(0, np.cumsum(self.edges[numbers + 1] - starts))
-        indices = np.repeat(starts - edges[:-1], np.diff(edges))
-        indices += np.arange(len(indices))
-        return RaggedIds(self.flat[indices], edges)
+        return RaggedIds(self.flat[ranges(starts, np.diff(edges))], edges)

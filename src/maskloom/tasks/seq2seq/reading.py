@@ -17,7 +17,6 @@ from maskloom.tasks.reading import Form, iterate_examples, label_name
 from maskloom.tasks.settings import SUFFIX, Seq2SeqSettings
 from maskloom.tasks.tables import TEXTS, BadRowError, ReadingOptions, Row, UsualNames, row_text
 
-_TABLES = frozenset({".csv", ".tsv", ".jsonl", ".ndjson"})
 _SOURCES = ("source", "src", "text", "input", "document", "article", "dialogue", "prompt", "mr", "triples")
 _USUAL = UsualNames(
     pairs=(),
@@ -50,7 +49,7 @@ def iterate_sources(
     path = Path(path)
     if options.format is not None:
         raise ConfigError(f"--format {options.format}: no format has targets; name their column with --label-column")
-    if Path(path.name.lower().removesuffix(".gz")).suffix in _TABLES:
+    if tables.LAYOUTS.get(tables.suffix_of(path), "text") != "text":
         if options.target_suffix is not None:
             raise ConfigError(f"--target-suffix {options.target_suffix}: {path} has its targets in a column")
         examples = iterate_examples(path, _FORM, options, needs_label=needs_label, report=report)

@@ -115,13 +115,16 @@ class EncodedSentences:
         }
 
     def notes(self, path: Path) -> list[str]:
-        """Report how many sentences are split into several windows, if any."""
-        if not (num_split := self._num_split()):
-            return []
-        return [
-            f"{path}: {num_split} of {len(self.sentences)} sentences exceed {self.max_length} tokens and are split "
-            "into windows; every word is scored"
-        ]
+        """Report how many sentences are split into several windows and how many words have no word vector, if any."""
+        notes = []
+        if num_split := self._num_split():
+            notes.append(
+                f"{path}: {num_split} of {len(self.sentences)} sentences exceed {self.max_length} tokens and are split "
+                "into windows; every word is scored"
+            )
+        if self.vectors is not None and (num_unknown := int(np.count_nonzero(self.vectors[1] < 0))):
+            notes.append(f"{path}: {num_unknown:,} of {len(self.vectors[1]):,} words have no word vector and get zeros")
+        return notes
 
     def _num_split(self) -> int:
         """Return the number of sentences whose words are scored in more than one window."""

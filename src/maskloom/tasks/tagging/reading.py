@@ -36,9 +36,10 @@ class TaggedSentence:
     """One sentence of a file: its words and, if the file has them, their tags in the requested scheme.
 
     `line` is the file line of the first word; `document` counts the documents of the file from 0. For a file in
-    columns, `columns` has the fields of each word as written, with `separator` between them, and `opening` the fields
-    of a -DOCSTART- line right before the sentence. `source_text` and `source_spans` are the text that raw words were
-    split from and the characters (start, end) of each word; without a text, words are joined by single spaces.
+    columns, `lines` has the line of each word, `columns` its fields as written, with `separator` between them, and
+    `opening` the fields of a -DOCSTART- line right before the sentence. `source_text` and `source_spans` are the text
+    that raw words were split from and the characters (start, end) of each word; without a text, words are joined by
+    single spaces.
     """
 
     words: tuple[str, ...]
@@ -50,6 +51,7 @@ class TaggedSentence:
     opening: tuple[str, ...] | None = None
     source_text: str | None = None
     source_spans: tuple[Span, ...] | None = None
+    lines: tuple[int, ...] | None = None
 
     @classmethod
     def of_text(cls, text: str, spans: Sequence[Span], line: int, document: int = 0) -> TaggedSentence:
@@ -78,13 +80,15 @@ class TaggedSentence:
 
     def line_of(self, word: int) -> int:
         """Return the file line of a word; in a file in columns, every word has its own line."""
-        return self.line + word if self.columns is not None else self.line
+        return self.line if self.lines is None else self.lines[word]
 
 
 Layout = Literal["columns", "jsonl", "csv", "text"]
 DOCUMENT_START = "-DOCSTART-"
 SPACES = re.compile("[ \t]+")
 
+# Lines of CoNLL-U that are no words: comments, the numbers of words written as one ("2-3"), and words left out ("8.1").
+_NO_WORD = re.compile(r"#|[0-9]+[-.][0-9]+\t")
 _FORMATS: dict[str, Layout] = {"conll": "columns", "jsonl": "jsonl", "text": "text"}
 # Placeholders for unknown tags in files to be tagged.
 _PLACEHOLDERS = frozenset({"?", "_", "-", "-1", "*"})
@@ -111,8 +115,8 @@ def layout_of_sentences(path: str | Path, options: ReadingOptions | None = None,
             ours = [*_FORMATS, *(row.name for row in CATALOG.values() if row.kind == "tagging")]
             raise ConfigError(f"{error}; tagging formats: {', '.join(ours)}") from None
         return "columns"  # as for every tagging row of the catalog
-    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
-    if suffix in (".jsonl", ".ndjson"):
+    suffix = tables.suffix_of(path)
+    if tables.LAYOUTS.get(suffix) == "jsonl":
         return "jsonl"
     if suffix == ".csv" and not needs_label:
         return "csv"
@@ -158,12 +162,12 @@ def iterate_sentences(
     Plain tags are unchanged: the tags of a file without entity tags, and all tags if the model's scheme is "plain".
 
     A file in columns has one word per line and a blank line between sentences; the word is the first column and the tag
-    the last unless `options` gives other numbers; -DOCSTART- starts a document. JSONL has `tokens` with `tags`, or a
-    `text` still to be split into words. For prediction only, a .txt file without columns has one raw sentence per line,
-    and a .csv file is a table with such a column. The report notes how raw text is split, and words that are unlike
-    those of the training data. The scheme "auto" requires an extra pass over the file. Raises DataError, with file and
-    line, for a sentence that breaks a rule, unless `options.on_bad_rows` is "skip", which counts it, and for a file
-    that cannot be read.
+    the last (in a .conllu file, the second and the fourth) unless `options` gives other numbers; -DOCSTART- starts a
+    document. JSONL has `tokens` with `tags`, or a `text` still to be split into words. For prediction only, a .txt file
+    without columns has one raw sentence per line, and a .csv file is a table with such a column. The report notes how
+    raw text is split, and words that are unlike those of the training data. The scheme "auto" requires an extra pass
+    over the file. Raises DataError, with file and line, for a sentence that breaks a rule, unless `options.on_bad_rows`
+    is "skip", which counts it, and for a file that cannot be read.
     """
     path = Path(path)
     scheme, target = cast(tuple[TagForm, TagForm], (settings.scheme, settings.trained_scheme or TRAINED_SCHEME))
@@ -298,10 +302,11 @@ class _Columns(NamedTuple):
             found.append("-")
         return tuple(found)
 
-    def sentence(self, lines: list[str], line: int, document: int, opening: _Fields | None) -> _Found:
-        """Return the sentence in successive lines from `line` on, or the first rule that one of them breaks."""
-        rows = [*map(self.fields, lines)]
-        for number, row in enumerate(rows, line):
+    def sentence(self, words: list[tuple[int, str]], document: int, opening: _Fields | None) -> _Found:
+        """Return the sentence in the numbered lines of its words, or the first rule that one of them breaks."""
+        lines = tuple(number for number, _ in words)
+        rows = tuple(self.fields(text) for _, text in words)
+        for number, row in zip(lines, rows, strict=True):
             if len(row) != self.width:
                 between = "tabs" if self.separator == "\t" else "spaces"
                 detail = f"{len(row)} between {between}, expected {self.width} as in the first row"
@@ -310,30 +315,30 @@ class _Columns(NamedTuple):
                 return BadRowError("empty word", line=number)
             if self.needs_label and not row[self.tag - 1].strip():
                 return BadRowError("missing tag", line=number)
-        words = tuple(row[self.word - 1] for row in rows)
+        found = tuple(row[self.word - 1] for row in rows)
         tags = tuple(row[self.tag - 1].strip() for row in rows) if self.needs_label else None
-        return TaggedSentence(words, tags, line, document, tuple(rows), self.separator, opening)
+        return TaggedSentence(found, tags, lines[0], document, rows, self.separator, opening, lines=lines)
 
 
 def _column_sentences(path: Path, options: ReadingOptions, *, needs_label: bool) -> Iterator[_Found]:
-    """Yield the sentences between blank lines, each with its line and document."""
-    lines, columns, opening = list[str](), None, None
-    first_line = document = 0
-    is_document_open = False
+    """Yield the sentences between blank lines, each with its lines and document."""
+    words, columns, opening = list[tuple[int, str]](), None, None
+    document, is_document_open, found = 0, False, tables.read_lines(path)
+    if tables.suffix_of(path) == ".conllu":
+        options = replace(options, text_column=options.text_column or "2", label_column=options.label_column or "4")
+        found = ((line, text) for line, text in found if not _NO_WORD.match(text))
     # a final blank line ends the last sentence
-    for line, text in chain(tables.read_lines(path), [(0, "")]):
+    for line, text in chain(found, [(0, "")]):
         bare = text.strip(" \t")
         start = SPACES.split(bare) if bare.startswith(DOCUMENT_START) else [""]
         if bare and start[0] != DOCUMENT_START:
-            if not lines:
-                first_line = line
-                columns = columns or _Columns.of(text, options, f"{path}: line {line}", needs_label=needs_label)
-            lines.append(text)
+            columns = columns or _Columns.of(text, options, f"{path}: line {line}", needs_label=needs_label)
+            words.append((line, text))
             continue
-        if columns and lines:
+        if columns and words:
             is_document_open = True
-            yield columns.sentence(lines, first_line, document, opening)
-            lines, opening = [], None
+            yield columns.sentence(words, document, opening)
+            words, opening = [], None
         if bare:
             document += is_document_open
             is_document_open, opening = True, tuple(start)
@@ -403,7 +408,8 @@ def _strings(values: Any, what: str) -> tuple[str, ...]:
         raise BadRowError(f"{what}s are not a list", f"{values!r:.60} is a {type(values).__name__}")
     for place, value in enumerate(values, start=1):
         if not isinstance(value, str):
-            raise BadRowError(f"a {what} is not a string", f"{what} {place} is {value!r:.60}")
+            hint = "; write the names of tags, not their numbers" if what == "tag" and isinstance(value, int) else ""
+            raise BadRowError(f"a {what} is not a string", f"{what} {place} is {value!r:.60}{hint}")
         row_text(value, f"{what} {place}", empty=f"empty {what}")
     return tuple(values)
 

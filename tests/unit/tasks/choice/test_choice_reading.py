@@ -87,6 +87,14 @@ def test_context_question_and_answers(tmp_path):
     assert read_choices(path).examples[0].pairs()[2] == ("C.", "Why? c")
 
 
+def test_questions_of_race_one_per_row_share_the_name_of_their_article(tmp_path):
+    """Regression: the name was taken for the id of a row, so that the second question of an article was refused."""
+    row = {"example_id": "high1.txt", "article": "She sat.", "answer": "B", "options": ["Rex", "Tom"]}
+    first, second = read_choices(jsonl(tmp_path, row | {"question": "Who?"}, row | {"question": "Who sat?"})).examples
+    assert first.pairs() == [("She sat.", "Who? Rex"), ("She sat.", "Who? Tom")]
+    assert (second.stem, second.label, second.identifier) == ("Who sat?", 1, None)
+
+
 def test_a_question_alone_is_the_context(tmp_path):
     path = jsonl(tmp_path, {"question": "Q?", "choices": ["a", "b", "c"], "answer": "C"})
     example = read_choices(path).examples[0]

@@ -44,7 +44,9 @@ def test_words_have_their_vectors_as_they_are_then_in_lower_case_else_zeros(tmp_
     assert "word_vectors" not in task.head_options["bilstm_tagger"]
     given = [TaggedSentence(words, None, 1) for words in (("w0", "W2", "w1"), ("W1", "w2x"))]
     data = ReadExamples(given, ReadingReport(tmp_path / "x"))
-    batch = task.encode(data, TOKENIZER, 40).batch(np.array([1, 0]))
+    found = task.encode(data, TOKENIZER, 40)
+    assert found.notes(tmp_path / "x") == [f"{tmp_path / 'x'}: 2 of 5 words have no word vector and get zeros"]
+    batch = found.batch(np.array([1, 0]))
     assert batch.word_vectors.tolist()[:4] == [[0, 0], [3, 4], [0, 0], [0, 0]]  # [CLS], W1, w2x of two pieces
     assert batch.word_vectors[batch.lengths[0] :].tolist() == [[0, 0], [1, 2], [5, 6], [0, 0], [0, 0]]
 

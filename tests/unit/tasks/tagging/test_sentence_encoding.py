@@ -23,8 +23,9 @@ LABELS = ("O", "B-X", "I-X")
 
 def sentence(text, tags=None, number=1, document=0):
     words = tuple(text.split(" "))
-    columns = tuple((word,) for word in words)
-    return TaggedSentence(words, None if tags is None else tuple(tags.split()), number, document, columns)
+    columns, lines = tuple((word,) for word in words), tuple(range(number, number + len(words)))
+    found = None if tags is None else tuple(tags.split())
+    return TaggedSentence(words, found, number, document, columns, lines=lines)
 
 
 def tokens(ids):

@@ -145,6 +145,36 @@ def test_raw_text_is_cut_into_words_with_their_characters(write):
     assert (same.words, same.spans) == (sentence.words, sentence.spans)
 
 
+CONLL_U = """# newdoc id = 1
+# text = I don't know.
+1\tI\tI\tPRON\tPRP\t_\t4\tnsubj\t_\t_
+2-3\tdon't\t_\t_\t_\t_\t_\t_\t_\t_
+2\tdo\tdo\tAUX\tVBP\t_\t4\taux\t_\t_
+3\tn't\tnot\tPART\tRB\t_\t4\tadvmod\t_\t_
+4\tknow\tknow\tVERB\tVB\t_\t0\troot\t_\t_
+4.1\tit\tit\tPRON\tPRP\t_\t_\t_\t_\t_
+
+# text = No. 1
+1\tNo. 1\tno\tNOUN\tNN\t_\t0\troot\t_\t_
+"""
+
+
+def test_conll_u_has_words_only_in_lines_with_whole_numbers(write):
+    """Regression: without its comments, words written as one were read as words with the tag "_"."""
+    path = write(CONLL_U, "en.conllu")
+    first, second = read_sentences(path).examples
+    assert (first.words, first.tags) == (("I", "do", "n't", "know"), ("PRON", "AUX", "PART", "VERB"))
+    assert [first.line_of(word) for word in range(4)] == [3, 5, 6, 7]
+    assert (second.words, second.line) == (("No. 1",), 11)
+    tagged = read_sentences(path, ReadingOptions(text_column="3", label_column="5")).examples[0]
+    assert (tagged.words[2], tagged.tags) == ("not", ("PRP", "VBP", "RB", "VB"))
+    assert read_sentences(path, needs_label=False).examples[0].words == first.words
+    with pytest.raises(DataError, match="line 12: wrong number of columns: 1 between tabs, expected 10"):
+        read_sentences(write(CONLL_U + "2 x\n", "b.conllu"))
+    with pytest.raises(DataError, match="line 5: missing tag"):
+        read_sentences(write(CONLL_U.replace("\tAUX\t", "\t\t"), "c.conllu"))
+
+
 def test_rows_without_the_tag_are_read_where_tags_are_not_needed(write):
     """Regression: a partly tagged file was refused with "3 between spaces, expected 4"."""
     path = write("The DT O\nP. NNP B-PER\n\nSimmons NNP\nsleeps VBZ\n", "a.conll")
@@ -208,7 +238,7 @@ def test_columns_without_tags_can_be_read_for_prediction(write):
         (b"a O\nb\xff O\n", "d.conll", 2, "0xff, which is not UTF-8"),
         (jsonl({"tokens": [], "tags": []}), "d.jsonl", 1, "a sentence without words"),
         (jsonl({"tokens": ["a"], "tags": ["O"]}, {"tokens": ["a"], "tags": []}), "d.jsonl", 2, "1 words, 0 tags"),
-        (jsonl({"tokens": ["a"], "tags": [3]}), "d.jsonl", 1, "a tag is not a string: tag 1 is 3"),
+        (jsonl({"tokens": ["a"], "tags": [3]}), "d.jsonl", 1, "tag 1 is 3; write the names of tags, not"),
         (jsonl({"tokens": "a", "tags": ["O"]}), "d.jsonl", 1, "words are not a list"),
         (jsonl({"tokens": ["a", " "], "tags": ["O", "O"]}), "d.jsonl", 1, "empty word: word 2"),
         (jsonl({"tokens": ["a"]}), "d.jsonl", 1, "no list of tags"),
