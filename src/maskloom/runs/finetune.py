@@ -18,6 +18,7 @@ from maskloom.checkpoints.huggingface import CONFIG
 from maskloom.config import FinetuneRecipe, TrainingSection
 from maskloom.errors import ConfigError, UsageError, amount
 from maskloom.inference.model_folder import FORMAT_VERSION, resolve_model_folder, vocabularies_of
+from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.model_config import ModelConfig
 from maskloom.runs.corpus import tokenizer_folder
 from maskloom.runs.display import SILENT, Progress
@@ -58,6 +59,7 @@ from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.events import EventLog, check_log_targets, open_run_log
+from maskloom.training.faults.memory import require_room_for_batch
 from maskloom.training.faults.nonfinite import NumericalError
 from maskloom.training.ranks.ranks import Ranks, joined_ranks
 
@@ -152,8 +154,10 @@ def _finetune(
     inputs = {**sums, "reading": data.reading_told(known), "metric": plan.task.primary}
     start, told = initial_model(plan, recipe.seed)  # raises here, in time, if they do not fit
     about = model_line(start)
-    del start
     ranks.rows(settings)
+    if not ((out / RECIPE).exists() or plan.task.freezes_encoder):  # a run that goes on has fitted
+        _check_batch(plan, start, ranks)
+    del start
     if ranks.world_size > 1 and plan.task.freezes_encoder:
         raise ConfigError("[features] trains a small model on vectors stored on disk; run it in one process")
     ranks.barrier()  # all ranks read the recipe before the first one writes it
@@ -189,6 +193,17 @@ def _finetune(
 def source_of(recipe: FinetuneRecipe, model: str | Path) -> Path:
     """Return the folder of the model, or of the vocabulary if the recipe creates a new model."""
     return resolve_model_folder(model) if recipe.model is None else tokenizer_folder(Path(model))
+
+
+def _check_batch(plan: FinetunePlan, start: EncoderWithHeads, ranks: Ranks) -> None:
+    """Raise ConfigError if a step takes more memory than is available."""
+    train, settings = plan.train, plan.settings
+
+    def units(number: int) -> Any:
+        return train.batch(np.linspace(0, len(train) - 1, number).astype(np.int64))
+
+    longest = int(train.lengths.max())
+    require_room_for_batch("training", settings, ranks, plan.config, longest, units, lambda: (start, plan.objective))
 
 
 def _begin(
