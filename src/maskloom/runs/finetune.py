@@ -39,7 +39,7 @@ from maskloom.runs.run_folder import METRICS, RECIPE, TASK, described, input_sum
 from maskloom.runs.start_summary import finetuning_lines, model_line
 from maskloom.runs.words import vectors_file
 from maskloom.system.devices import describe_device, half_type
-from maskloom.system.files import write_json
+from maskloom.system.files import numbered_folders, write_json
 from maskloom.system.folder_lock import alone_in_folder
 from maskloom.system.foreign_files import read_json_object, read_json_value
 from maskloom.system.launch import claim, is_restarted
@@ -239,7 +239,7 @@ def _result_of_finished(out: Path, *, tidies: bool) -> dict[str, Any]:
 
 def _remove_best_weights(out: Path) -> None:
     """Remove the weights from which `model` was made, which an interrupted run may not have removed."""
-    for restart in (out / "restarts").glob("seed-*"):
+    for restart in numbered_folders(out / "restarts", "seed"):
         shutil.rmtree(restart / "best", ignore_errors=True)
 
 
