@@ -104,9 +104,9 @@ def test_the_scores_of_a_folder_have_their_units():
     """Regression: the F1 of answers stood beside fractions of other runs without its unit."""
     scores = {"f1": 81.25, "exact_match": 72.5, "loss": 0.25, "constant answer": 50.0}
     (line,) = info_lines({"scores": scores, "metrics": {"metric": "f1"}})[:1]
-    assert line.split("  ")[1] == "f1 81.25 %, exact_match 72.5 %, loss 0.25, constant answer 50 %"
+    assert line.split(maxsplit=1)[1] == "f1 81.25 %, exact_match 72.5 %, loss 0.25, constant answer 50 %"
     (line,) = info_lines({"scores": {"accuracy": 0.75, "constant answer": None}, "metrics": {"metric": "accuracy"}})[:1]
-    assert line.split("  ")[1] == "accuracy 0.75"
+    assert line.split(maxsplit=1)[1] == "accuracy 0.75"
 
 
 def test_several_labels_have_fractions_and_unanswerable_questions_percent():
