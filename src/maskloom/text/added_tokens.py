@@ -51,24 +51,31 @@ def read_added(
 
 def _entries(folder: Path, config: dict[str, Any], library: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the entries of all files, each with a content; those of tokens that are only named have no id."""
-    maps, decoder = [_object(folder, "special_tokens_map.json"), config], config.get("added_tokens_decoder")
-    lists = (known.get(key) for known in maps for key in ("additional_special_tokens", "extra_special_tokens"))
-    named = [name for listed in lists if isinstance(listed, list) for name in listed]
-    named = [name if isinstance(name, dict) else {"content": name} for name in named]
+    decoder, old, extra = config.get("added_tokens_decoder"), "additional_special_tokens", "extra_special_tokens"
     special = {"normalized": False, "special": True}
     if isinstance(decoder, dict):
         listed = [(values, int(key) if key.isdecimal() and len(key) < 10 else None) for key, values in decoder.items()]
         listed = [{**values, "id": number} if isinstance(values, dict) else values for values, number in listed]
+        named = [*_named(config, old), *_named(config, extra)]
     else:
-        marks, added = [name.get("content") for name in named], library.get("added_tokens") or []
-        old = _object(folder, "added_tokens.json").items()
-        listed = [{"content": token, "id": number, **(special if token in marks else {})} for token, number in old]
+        others, added = _object(folder, "special_tokens_map.json"), library.get("added_tokens") or []
+        named = [*_named(config, old), *_named(config, extra), *_named(others, extra)]
+        marks, numbers = [name.get("content") for name in named], _object(folder, "added_tokens.json").items()
+        listed = [{"content": token, "id": number, **(special if token in marks else {})} for token, number in numbers]
         listed += added if isinstance(added, list) else [added]
+        named = named or _named(others, old)
     for values in listed:
         if not isinstance(values, dict) or type(values.get("id")) is not int or "content" not in values:
             raise DataError(f"{folder}: {values!r:.80} is not an added token with content and id")
     known = [values["content"] for values in listed]
     return listed + [{**special, **name} for name in named if name.get("content") not in known]
+
+
+def _named(settings: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    """Return the special tokens that a file lists under a key, as entries without an id."""
+    listed = settings.get(key)
+    names = listed if isinstance(listed, list) else []
+    return [name if isinstance(name, dict) and "content" in name else {"content": name} for name in names]
 
 
 def _object(folder: Path, name: str) -> dict[str, Any]:
