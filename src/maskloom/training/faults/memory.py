@@ -163,34 +163,31 @@ def require_room_for_batch(
 ) -> None:
     """Raise ConfigError if a step takes more memory than is available: the system would grant it, then end the process.
 
-    A batch is read as a whole, and keeps the activations of the units that are computed at the same time (on a GPU,
-    running out is an error, and `in_micro_batches_that_fit` handles it). Only a batch that may be too large, with units
-    of up to `max_length` tokens, is measured: `units` returns a batch of a number of units, `start` the model and the
-    objective.
+    A batch is read as a whole and, without micro-batches, keeps the activations of all units at the same time (on a
+    GPU, running out is an error, and `in_micro_batches_that_fit` handles it). Only a batch that may be too large, with
+    units of up to `max_length` tokens, is measured: `units` returns a batch of a number of units, `start` the model and
+    the objective.
     """
-    size, number, free = settings.micro_batch_size, len(range(settings.batch_size)[ranks.rows(settings)]), _free_here()
-    num_at_once = number if size is None else min(size, number) if isinstance(size, int) else 0
-    num_at_once *= ranks.device.type == "cpu"
-    most = number * _BYTES_READ + num_at_once * _MOST_KEPT * config.hidden_size * config.num_hidden_layers
-    if free is None or max_length * most <= free:
+    number, free = len(range(settings.batch_size)[ranks.rows(settings)]), _free_here()
+    is_whole = settings.micro_batch_size is None and ranks.device.type == "cpu"
+    most = _BYTES_READ + (_MOST_KEPT * config.hidden_size * config.num_hidden_layers if is_whole else 0)
+    if free is None or number * max_length * most <= free:
         return
     some = units(num_counted := min(_NUM_COUNTED, number))
-    per_unit, kept = some.num_tokens / num_counted, 0.0
-    if num_at_once:
+    num_tokens, kept = number * some.num_tokens / num_counted, 0.0
+    if is_whole:
         model, objective = start()
         prepare_blocks(model, recompute=settings.activation_checkpointing, compile_=False)
         few = with_carry(some.split(_NUM_TRIED)[0], objective, model, None)
         precision = "bf16" if settings.precision == "fastest" else settings.precision
         parts, objective = few.split(1), in_precision(objective, precision, ranks.device)
         kept = _kept_per_unit(model, objective, few, parts) * len(parts) / few.num_tokens
-    if (needed := per_unit * (number * _BYTES_READ + num_at_once * kept)) > free:
-        smaller = "" if size is None else "a smaller "
-        is_read = per_unit * number * _BYTES_READ <= free
-        fits = f'{smaller}training.micro_batch_size ("auto" chooses one) or ' if is_read else ""
+    if (needed := num_tokens * (_BYTES_READ + kept)) > free:
+        fits = 'training.micro_batch_size ("auto" chooses one) or ' if num_tokens * _BYTES_READ <= free else ""
         raise ConfigError(
-            f"{what}: a batch of {number * some.num_sequences / num_counted:,.0f} sequences, about "
-            f"{number * per_unit:,.0f} tokens, takes about {needed / 2**30:,.1f} GiB of memory, but "
-            f"{free / 2**30:,.1f} are available; set {fits}a smaller batch size"
+            f"{what}: a batch of {number * some.num_sequences / num_counted:,.0f} sequences, about {num_tokens:,.0f} "
+            f"tokens, takes about {needed / 2**30:,.1f} GiB of memory, but {free / 2**30:,.1f} are available; set "
+            f"{fits}a smaller batch size"
         )
 
 
