@@ -15,13 +15,13 @@ from maskloom.data.loader import Account
 from maskloom.errors import ConfigError
 from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.runs import plan as module
-from maskloom.runs import pretrain as pretraining
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.runs.plan import CURVES, plan_lines, plan_pretraining
 from maskloom.runs.pretrain import initial_model, pretrain
 from maskloom.runs.pretraining_plan import config_for, phase_plans
 from maskloom.text.vocabulary_training import VocabularySettings
 from maskloom.training.events import read_events
+from maskloom.training.faults import memory
 
 WORDS = "the array list sorted in place of its values and keys returns a new copy".split()  # noqa: SIM905
 SETTINGS = ["data.max_length=24", "data.held_out_fraction=0.2", "training.batch_size=4", "training.num_threads=1"]
@@ -196,7 +196,7 @@ def test_a_size_beyond_memory_is_left_out_and_said(corpus, monkeypatch):
 def test_a_batch_beyond_memory_is_refused_before_anything_is_written(corpus, tmp_path, monkeypatch):
     """Regression: reading and computing it filled the memory, until the system ended the process."""
     free = [4 << 30]
-    monkeypatch.setattr(pretraining, "available_memory", lambda: free[0])
+    monkeypatch.setattr(memory, "available_memory", lambda: free[0])
 
     def start(*changes, **how):
         pretrain(recipe("model.size=tiny", "training.steps=1", *changes), corpus=corpus, out=tmp_path / "run", **how)

@@ -124,13 +124,37 @@ def test_wrong_use_changes_nothing(tmp_path):
     assert settings_of(folder) == {}
     label = Predictor.load(folder).predict(["alpha"])[0]["label"]
     (tmp_path / "right.jsonl").write_text(json.dumps({"text": "alpha", "label": label}) + "\n")
-    with pytest.raises(DataError, match=r"right\.jsonl: a temperature cannot be fitted to 1 example: .* all of them"):
+    with pytest.raises(DataError, match=r"right\.jsonl: a temperature cannot be fitted to 1 example: more than one is"):
         tune(folder, tmp_path / "right.jsonl")
     assert settings_of(folder) == {}
     content = json.loads((folder / "maskloom.json").read_text())
     write_json(folder / "maskloom.json", {**content, "settings": {"temperature": -1}})
     with pytest.raises(DataError, match=r"maskloom\.json: settings: temperature = -1: it must be greater"):
         Predictor.load(folder)
+
+
+@pytest.mark.parametrize("kind", ["single", "multilabel"])
+def test_a_model_that_is_right_on_all_examples_is_not_refused(tmp_path, kind):
+    """Regression: it was refused like a file that determines nothing, and labels got no thresholds."""
+    folder, dev = model_folder(tmp_path / "model", kind), write_rows(tmp_path / "dev.jsonl", kind)
+    texts = [json.loads(line)["text"] for line in dev.read_text().splitlines()]
+    key = "label" if kind == "single" else "labels"
+    found = [row[key] for row in Predictor.load(folder).predict(texts)]
+    rows = [json.dumps({"text": text, "label": label}) for text, label in zip(texts, found, strict=True)]
+    dev.write_text("\n".join(rows) + "\n")
+    content = json.loads((folder / "maskloom.json").read_text())
+    write_json(folder / "maskloom.json", {**content, "settings": {"temperature": 3.0}})
+    result = tune(folder, dev)
+    why = "a temperature cannot be fitted to 80 examples: the model is right on all of them, so a lower one is always"
+    assert result["note"].startswith(why)
+    assert any(why in line for line in tuning_lines(result))
+    if kind == "single":
+        assert result["note"].endswith("better; nothing was changed")
+        assert settings_of(folder) == {"temperature": 3.0}
+    else:  # at the temperature with which they were fitted
+        assert result["note"].endswith("better; the thresholds are those at temperature 1")
+        assert settings_of(folder) == {"temperature": 1.0, "thresholds": [0.5] * 3}
+        assert evaluate(folder, dev)["exact_match"] == 1.0
 
 
 def test_fine_tuning_ends_with_tuning(tmp_path):

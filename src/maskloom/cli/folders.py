@@ -10,7 +10,7 @@ import typer
 
 from maskloom.cli.options import Device, Out, Resume, below_no_file, refuse, show
 from maskloom.rows import PoolingMode
-from maskloom.runs.display import screen_of, terminal_progress
+from maskloom.runs.display import terminal_progress
 
 
 def convert(
@@ -125,8 +125,9 @@ def report(
 def info(folder: Annotated[Path, typer.Argument(help="A model, run, corpus or vocabulary folder.")]) -> None:
     """Describe the contents of a folder."""
     from maskloom.runs.info import describe_folder
+    from maskloom.runs.task_summaries import info_lines
 
-    show(describe_folder(folder), lines=screen_of)
+    show(describe_folder(folder), lines=info_lines)
 
 
 def doctor(

@@ -157,34 +157,38 @@ def tune_classes(logits: np.ndarray, targets: np.ndarray) -> dict[str, Any]:
 
     The result is {} if the examples do not determine it.
     """
-    temperature = _determined_temperature(logits, targets)
-    return {} if temperature is None else {"temperature": temperature}
+    temperature = temperature_or_reason(logits, targets)
+    return {} if isinstance(temperature, str) else {"temperature": temperature}
 
 
 def tune_labels(logits: np.ndarray, targets: np.ndarray, *, primary: str = "f1_macro") -> dict[str, Any]:
     """Return `temperature` and `thresholds` for logits and 0/1 targets, both (examples, labels).
 
-    The thresholds are those that `best_thresholds` finds for `primary` at that temperature. The result is {} if the
-    examples do not determine a temperature.
+    The thresholds are those that `best_thresholds` finds for `primary` at that temperature, which is 1 if the examples
+    do not determine it. The result is {} for a single example.
     """
-    temperature = _determined_temperature(logits, targets)
-    if temperature is None:
+    if len(logits) < 2:
         return {}
+    found = temperature_or_reason(logits, targets)
+    temperature = 1.0 if isinstance(found, str) else found
     thresholds = best_thresholds(sigmoid(np.asarray(logits) / temperature), targets, primary)
     return {"temperature": temperature, "thresholds": thresholds}
 
 
-def _determined_temperature(logits: np.ndarray, targets: np.ndarray) -> float | None:
-    """Return the fitted temperature, or None for a single example and where the likelihood has no maximum.
+ALL_RIGHT = "the model is right on all of them, so a lower one is always better"
 
-    If the model is right on all examples, lower temperatures are always better; if it is worse than chance, higher ones
-    are, up to the edge of the range that is tried.
-    """
+
+def temperature_or_reason(logits: np.ndarray, targets: np.ndarray) -> float | str:
+    """Return the fitted temperature, or why the examples determine none: there is one, or no likelihood is highest."""
     is_right = logits.argmax(axis=1) == targets if np.ndim(targets) == 1 else (logits > 0) == (np.asarray(targets) > 0)
-    if len(logits) < 2 or is_right.all():
-        return None
+    if len(logits) < 2:
+        return "more than one is needed"
+    if is_right.all():
+        return ALL_RIGHT
     temperature, (low, high) = fit_temperature(logits, targets), TEMPERATURE_RANGE
-    return temperature if 1.001 * low < temperature < 0.999 * high else None
+    if temperature >= 0.999 * high:
+        return "the model is worse than chance on them, so a higher one is always better"
+    return temperature if temperature > 1.001 * low else f"the best one is below {low:g}, the lowest that is tried"
 
 
 def best_thresholds(scores: np.ndarray, targets: np.ndarray, primary: str) -> list[float]:

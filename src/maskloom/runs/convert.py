@@ -146,6 +146,7 @@ def _case(folder: Path, config: dict[str, Any], tokenizer: Tokenizer, given: boo
     The published code also refuses a model if its folder's name contradicts its setting. Raises ConfigError if text is
     to be lower-cased by a tokenizer that does not do so.
     """
+    pieces = tokenizer.vocabulary.tokens[: getattr(tokenizer, "num_pieces", None)]
     can_lower = isinstance(tokenizer, WordPieceTokenizer) or bool(tokenizer.vocabulary.suffix)
     if given and not can_lower:
         raise ConfigError(f"--uncased: the tokenizer of {folder} keeps the case of a text, as its model was trained")
@@ -158,7 +159,7 @@ def _case(folder: Path, config: dict[str, Any], tokenizer: Tokenizer, given: boo
         "do_lower_case of tokenizer_config.json": settings.get("do_lower_case"),
         "do_lower_case of the configuration": config.get("do_lower_case"),
         f"the folder's name, {name}": named and named[0].lower() == "uncased",
-        "a vocabulary with capital letters": False if holds_capitals(tokenizer.vocabulary.tokens) else None,
+        "a vocabulary with capital letters": False if holds_capitals(pieces) else None,
         "a tokenizer that keeps case": None if can_lower else False,
     }
     known = {source: value for source, value in said.items() if isinstance(value, bool)}

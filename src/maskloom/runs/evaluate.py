@@ -10,7 +10,7 @@ from maskloom.errors import ConfigError, DataError, amount
 from maskloom.inference import Ensemble, Predictor, open_models, resolve_model_folder
 from maskloom.inference.ensemble import Average
 from maskloom.inference.model_folder import SETTINGS_FILE, read_settings
-from maskloom.metrics.calibration import CalibrationMetric
+from maskloom.metrics.calibration import ALL_RIGHT, CalibrationMetric, temperature_or_reason
 from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.reading_defaults import FileReading, reading_for
 from maskloom.system.devices import describe_device
@@ -94,7 +94,7 @@ def tune(
 
     `temperature` calibrates probabilities; `thresholds` (of labels, or of the null answer) raise F1. All outputs are
     kept in memory. Raises ConfigError for a kind of task that has nothing to fit, DataError for a wrong file and for
-    examples that determine no setting.
+    examples that determine no setting, unless the model is right on all of them.
     """
     path = Path(dev)
     predictor = Predictor.load(model, max_length=max_length)
@@ -106,7 +106,7 @@ def tune(
         raise DataError(f"{path}: no usable rows: {source.report.num_rows} read")
     encoded = predictor.encoded(ReadExamples(examples, source.report))
     result = tune_folder(model, encoded, predictor=predictor)
-    if not result["settings"]:
+    if not result["settings"] and ALL_RIGHT not in result["note"]:
         raise DataError(f"{path}: {result['note']}")
     account = {**source.report.as_dict(), **encoded.account(), "max_length": predictor.max_length}
     return {"model": str(model), "fitted_on": str(path), **result, "data": account}
@@ -115,8 +115,8 @@ def tune(
 def tune_folder(folder: str | Path, encoded: EncodedData, *, predictor: Predictor | None = None) -> dict[str, Any]:
     """Fit the settings of the model in a folder on encoded examples, write them there, and return what changed.
 
-    `before` are the scores without any temperature and with thresholds of 0.5. If the examples determine no setting,
-    `settings` is empty, and `note` says why. Raises ConfigError for a kind of task that has nothing to fit, DataError
+    `before` are the scores without any temperature and with thresholds of 0.5. If the examples determine no temperature
+    or null threshold, `note` says why. Raises ConfigError for a kind of task that has nothing to fit, DataError
     for examples without labels.
     """
     path = resolve_model_folder(folder)
@@ -139,16 +139,19 @@ def tune_folder(folder: str | Path, encoded: EncodedData, *, predictor: Predicto
         "before": _scores(untuned, encoded, outputs),
         "after": _scores(tuned, encoded, outputs),
         "num_examples": encoded.num_examples,
-        **({} if fitted else {"note": _why_unfitted(task, encoded.num_examples)}),
+        **_note(task, encoded, outputs, fitted),
     }
 
 
-def _why_unfitted(task: Task, num_examples: int) -> str:
-    """Return why examples determine no setting, for the functions that fit temperatures and null thresholds."""
-    what, why = "a temperature", "the model is right on all of them, or worse than chance"
-    if task.scored_logits is None:
-        what, why = "a null threshold", "all of them have an answer, or none"
-    return f"{what} cannot be fitted to {amount(num_examples, 'example')}: {why}; nothing was changed"
+def _note(task: Task, encoded: EncodedData, outputs: Outputs, fitted: dict[str, Any]) -> dict[str, str]:
+    """Return as `note` why examples determine no temperature or null threshold; {} if they do."""
+    what, why = "a null threshold", None if fitted else "all of them have an answer, or none"
+    if task.scored_logits is not None:
+        found = temperature_or_reason(task.scored_logits(encoded, outputs), task.targets(encoded))
+        what, why = "a temperature", found if isinstance(found, str) else None
+    kept = "the thresholds are those at temperature 1" if fitted else "nothing was changed"
+    text = f"{what} cannot be fitted to {amount(encoded.num_examples, 'example')}: {why}; {kept}"
+    return {} if why is None else {"note": text}
 
 
 def check_tunable(task: Task) -> Any:

@@ -34,7 +34,7 @@ from maskloom.runs.model_writing import check_new_folder, filled, finetuning_car
 from maskloom.runs.pretrain import logged_metrics, start_config
 from maskloom.runs.pretraining_plan import heads_of
 from maskloom.runs.run_folder import METRICS, RECIPE, TASK, described_model, kind_of_run, run_id
-from maskloom.system.files import copy_files, replacing, replacing_folder
+from maskloom.system.files import copy_files, numbered_folders, replacing, replacing_folder
 from maskloom.system.foreign_files import read_json_object
 from maskloom.tasks.kinds import make_task
 from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
@@ -113,9 +113,8 @@ def _refuse_other_vectors(folder: Path, pooling: PoolingMode) -> None:
 
 def _stages(run: Path) -> dict[str, Path]:
     """Return the folders of checkpoints by phase of pre-training or seed of fine-tuning, latest first."""
-    found = {path.name: path for path in run.glob("checkpoints/phase-*")}
-    found |= {path.name: path / "checkpoints" for path in run.glob("restarts/seed-*")}
-    return dict(sorted(found.items(), key=lambda stage: int(stage[0].partition("-")[2] or 0), reverse=True))
+    phases, seeds = numbered_folders(run / "checkpoints", "phase"), numbered_folders(run / "restarts", "seed")
+    return {path.name: path if path in phases else path / "checkpoints" for path in reversed([*seeds, *phases])}
 
 
 def _chosen(

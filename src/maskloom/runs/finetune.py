@@ -18,6 +18,7 @@ from maskloom.checkpoints.huggingface import CONFIG
 from maskloom.config import FinetuneRecipe, TrainingSection, unread_sections
 from maskloom.errors import ConfigError, UsageError, amount
 from maskloom.inference.model_folder import FORMAT_VERSION, resolve_model_folder, vocabularies_of
+from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.model_config import ModelConfig
 from maskloom.runs.corpus import tokenizer_folder
 from maskloom.runs.display import SILENT, Progress
@@ -38,7 +39,7 @@ from maskloom.runs.run_folder import METRICS, RECIPE, TASK, described, input_sum
 from maskloom.runs.start_summary import finetuning_lines, model_line
 from maskloom.runs.words import vectors_file
 from maskloom.system.devices import describe_device, half_type
-from maskloom.system.files import write_json
+from maskloom.system.files import numbered_folders, write_json
 from maskloom.system.folder_lock import alone_in_folder
 from maskloom.system.foreign_files import read_json_object, read_json_value
 from maskloom.system.launch import claim, is_restarted
@@ -58,6 +59,7 @@ from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.events import EventLog, check_log_targets, open_run_log
+from maskloom.training.faults.memory import require_room_for_batch
 from maskloom.training.faults.nonfinite import NumericalError
 from maskloom.training.ranks.ranks import Ranks, joined_ranks
 
@@ -152,8 +154,10 @@ def _finetune(
     inputs = {**sums, "reading": data.reading_told(known), "metric": plan.task.primary}
     start, told = initial_model(plan, recipe.seed)  # raises here, in time, if they do not fit
     about = model_line(start)
-    del start
     ranks.rows(settings)
+    if not ((out / RECIPE).exists() or plan.task.freezes_encoder):  # a run that goes on has fitted
+        _check_batch(plan, start, ranks)
+    del start
     if ranks.world_size > 1 and plan.task.freezes_encoder:
         raise ConfigError("[features] trains a small model on vectors stored on disk; run it in one process")
     ranks.barrier()  # all ranks read the recipe before the first one writes it
@@ -191,6 +195,17 @@ def source_of(recipe: FinetuneRecipe, model: str | Path) -> Path:
     return resolve_model_folder(model) if recipe.model is None else tokenizer_folder(Path(model))
 
 
+def _check_batch(plan: FinetunePlan, start: EncoderWithHeads, ranks: Ranks) -> None:
+    """Raise ConfigError if a step takes more memory than is available."""
+    train, settings = plan.train, plan.settings
+
+    def units(number: int) -> Any:
+        return train.batch(np.linspace(0, len(train) - 1, number).astype(np.int64))
+
+    longest = int(train.lengths.max())
+    require_room_for_batch("training", settings, ranks, plan.config, longest, units, lambda: (start, plan.objective))
+
+
 def _begin(
     plan: FinetunePlan, reading: ReadingOptions, inputs: dict[str, Any], paths: dict[str, Path], resume: bool
 ) -> bool:
@@ -224,7 +239,7 @@ def _result_of_finished(out: Path, *, tidies: bool) -> dict[str, Any]:
 
 def _remove_best_weights(out: Path) -> None:
     """Remove the weights from which `model` was made, which an interrupted run may not have removed."""
-    for restart in (out / "restarts").glob("seed-*"):
+    for restart in numbered_folders(out / "restarts", "seed"):
         shutil.rmtree(restart / "best", ignore_errors=True)
 
 

@@ -28,8 +28,9 @@ from maskloom.objectives.objective import Objective, WithMixPenalty
 from maskloom.runs.display import Progress
 from maskloom.runs.resuming import BEST_STEP, verify_resuming
 from maskloom.runs.run_folder import METRICS, run_id, saved_sum
+from maskloom.runs.task_summaries import unit_of
 from maskloom.runs.word_vectors import take_word_vectors
-from maskloom.system.files import copy_files, replacing_folder, write_json
+from maskloom.system.files import copy_files, numbered_folders, replacing_folder, write_json
 from maskloom.system.foreign_files import read_json_object, read_json_value
 from maskloom.tasks.encoding import EncodedData, ShuffledBatches
 from maskloom.tasks.kinds import KINDS
@@ -146,7 +147,8 @@ def reopen_restarts(out: Path, recipe: FinetuneRecipe) -> None:
     A kill midway is harmless. Before changing anything, raises ConfigError if patience ended all seeds, as more steps
     would change nothing, or if a model is gone, and DataError for a model that is not as the run wrote it.
     """
-    results = list(out.glob(f"restarts/seed-*/{_RESULT}"))
+    seeds = numbered_folders(out / "restarts", "seed")
+    results = [path for seed in seeds if (path := seed / _RESULT).exists()]
     planned = recipe.training.extensions[-1].steps if recipe.training.extensions else 0
     ended = [read_json_value(path, "steps", int) for path in results]
     if len(ended) == recipe.restarts and all(step < planned for step in ended):
@@ -156,7 +158,7 @@ def reopen_restarts(out: Path, recipe: FinetuneRecipe) -> None:
         )
     best_seed = read_json_value(out / METRICS, "best_seed", int) if (out / METRICS).exists() else None
     models = {}
-    for folder in out.glob("restarts/seed-*"):
+    for folder in seeds:
         is_best = folder.name == f"seed-{best_seed}"
         model = out / "model" if is_best else folder / "model"
         if all((folder / "best" / name).exists() for name in (CONFIG, WEIGHTS)):
@@ -376,4 +378,4 @@ class _DevWatch:
 
     def shown(self, metrics: dict[str, float]) -> str:
         primary = self._plan.task.primary
-        return f"dev {primary} {metrics[primary]:.4f}, loss {metrics['loss']:.4f}"
+        return f"dev {primary} {metrics[primary]:.4f}{unit_of(primary, metrics)}, loss {metrics['loss']:.4f}"

@@ -24,7 +24,7 @@ from maskloom.inference.model_folder import resolve_model_folder, tokenizer_read
 from maskloom.models.architectures import architecture_of
 from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blocks
 from maskloom.models.model_config import ModelConfig
-from maskloom.objectives.carrying import with_carry
+from maskloom.objectives.objective import Objective
 from maskloom.objectives.pretraining import PRETRAINING, Pretraining, TokenFrequencies, unigram_of
 from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.model_writing import pretraining_card, write_best_model, write_model_folder
@@ -48,22 +48,18 @@ from maskloom.system.files import write_json
 from maskloom.system.folder_lock import alone_in_folder
 from maskloom.system.foreign_files import file_inside, read_json_object
 from maskloom.system.launch import claim, is_restarted
-from maskloom.system.resources import available_memory, require_memory
+from maskloom.system.resources import require_memory
 from maskloom.text.tokenizer import TOKEN_FILES, Tokenizer
 from maskloom.text.vocabulary import first_difference
 from maskloom.training.events import EventLog, check_log_targets, open_run_log, read_events
-from maskloom.training.faults.memory import kept_bytes
+from maskloom.training.faults.memory import require_room_for_batch
 from maskloom.training.loop import evaluate
-from maskloom.training.precision import in_precision
 from maskloom.training.ranks.ranks import Ranks, joined_ranks
 from maskloom.training.session import TrainingSession
 from maskloom.training.state import TrainState
 
 _EVALUATION_BATCH = 64
 _BELOW_UNIGRAM = 0.1  # nats; a smaller advantage over word frequencies is no use of context
-# Bytes per token for reading a batch and, per unit of width and layer, at most for its activations; number of sequences
-# whose tokens are counted and, of these, whose activations are measured.
-_BYTES_READ, _MOST_KEPT, _NUM_COUNTED, _NUM_MEASURED = 100, 200, 64, 4
 
 
 @alone_in_folder(ranks_share=True)
@@ -214,36 +210,18 @@ def _check_start(recipe: PretrainRecipe, corpus: Corpus, init: Path | None, rank
 
 
 def _check_batch(recipe: PretrainRecipe, plan: PhasePlan, corpus: Corpus, init: Path | None, ranks: Ranks) -> None:
-    """Raise ConfigError if a step takes more memory than is available: the system would grant it, then end the process.
+    """Raise ConfigError if a step of a phase takes more memory than is available."""
+    settings, row, config = plan.training, PRETRAINING[recipe.objective], start_config(recipe, corpus.tokenizer, init)
+    data = plan.data_for(config)
 
-    A batch is read as a whole and, without micro-batches, keeps the activations of all sequences at the same time (on a
-    GPU, running out is an error, and `training.faults.memory` handles it). Only a batch that may be too large is
-    measured, on its first sequences.
-    """
-    settings, row, free = plan.training, PRETRAINING[recipe.objective], available_memory()
-    config = start_config(recipe, corpus.tokenizer, init)
-    data, num_rows = plan.data_for(config), len(range(settings.batch_size)[ranks.rows(settings)])
-    is_whole = settings.micro_batch_size is None and ranks.device.type == "cpu"
-    most = _BYTES_READ + (_MOST_KEPT * config.hidden_size * config.num_hidden_layers if is_whole else 0)
-    if free is None or num_rows * data.max_length * most <= free:
-        return
-    first = slice(0, min(_NUM_COUNTED, num_rows))
-    loader = row.loader(corpus, None, data, batch_size=settings.batch_size, seed=recipe.seed, rows=first)
-    rows, _ = loader.next_batch({})
-    num_tokens, kept = num_rows * rows.num_tokens / rows.num_sequences, 0.0
-    if is_whole:
-        model, objective = initial_model(recipe, corpus, init)[0], row.objective(row.part, data)
-        prepare_blocks(model, recompute=settings.activation_checkpointing, compile_=False)
-        few = with_carry(rows.split(_NUM_MEASURED)[0], objective, model, None)
-        precision = "bf16" if settings.precision == "fastest" else settings.precision
-        kept = kept_bytes(model, in_precision(objective, precision, ranks.device), few) / few.num_tokens
-    if (needed := num_tokens * (_BYTES_READ + kept)) > free:
-        fits = 'training.micro_batch_size ("auto" chooses one) or ' if num_tokens * _BYTES_READ <= free else ""
-        raise ConfigError(
-            f"{plan.name}: a batch of {num_rows:,} sequences, about {num_tokens:,.0f} tokens, takes about "
-            f"{needed / 2**30:,.1f} GiB of memory, but {free / 2**30:,.1f} are available; set {fits}a smaller "
-            "batch size"
-        )
+    def units(number: int) -> Any:
+        rows, size = slice(0, number), settings.batch_size
+        return row.loader(corpus, None, data, batch_size=size, seed=recipe.seed, rows=rows).next_batch({})[0]
+
+    def start() -> tuple[EncoderWithHeads, Objective]:
+        return initial_model(recipe, corpus, init)[0], row.objective(row.part, data)
+
+    require_room_for_batch(plan.name, settings, ranks, config, data.max_length, units, start)
 
 
 def bytes_of_weights(config: ModelConfig, recipe: PretrainRecipe) -> int:

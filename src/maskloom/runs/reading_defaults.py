@@ -144,8 +144,9 @@ def options_for(
 ) -> ReadingOptions:
     """Return the given options, else those of fine-tuning if a row can be read with them, else the defaults.
 
-    `known` is what fine-tuning stored with the model. Raises ConfigError for a target suffix where the task has no
-    targets.
+    If no row can be read in any way, columns that fine-tuning stored still count if the file has them, so that the
+    error is that of the row. `known` is what fine-tuning stored with the model. Raises ConfigError for a target suffix
+    where the task has no targets.
     """
     if given and given.target_suffix is not None and "target_suffix" not in kind.settings.model_fields:
         raise ConfigError(f"--target-suffix {given.target_suffix}: a {kind.name} task has no targets")
@@ -158,14 +159,16 @@ def options_for(
         stored.pop("format", None)  # a file in that format is recognised by itself
     ways = [stored] if needs_label else [stored, {**stored, "label_column": None}]
     without_rows: list[ReadingOptions] = []  # every row is skipped, or there is none
-    for options in [*(ReadingOptions(**values) for values in ways), default]:
+    tried = [*(ReadingOptions(**values) for values in ways), default]
+    by_name = [options for options in tried if options.text_column and not options.format]
+    for options in [*tried, *(replace(options, on_bad_rows="skip") for options in by_name)]:
         try:
             rows = kind.iterate(path, options, settings, needs_label=needs_label, report=ReadingReport(path))
             if next(rows, None) is not None:
-                return options
+                return replace(options, on_bad_rows=default.on_bad_rows)
         except (ConfigError, DataError):
             continue
-        without_rows.append(options)
+        without_rows.append(replace(options, on_bad_rows=default.on_bad_rows))
     return (without_rows or [default])[0]
 
 

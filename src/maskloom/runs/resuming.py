@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -198,13 +199,21 @@ def _replay(session: TrainingSession, start: Path | None, target: int) -> None:
     try:
         again.checkpoints.mkdir(parents=True)
         if start is not None:
-            shutil.copytree(start, again.checkpoints / start.name)
+            shutil.copytree(start, again.checkpoints / start.name, copy_function=_linked)
             again.resume()
         again.run()
     except _Reached:
         pass
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+def _linked(source: str, target: str) -> None:
+    """Link a file, so that a large checkpoint takes no more room, or copy it where the file system has no links."""
+    try:
+        os.link(os.path.realpath(source), target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def _compare(replayed: Snapshot, kept: Path, session: TrainingSession) -> None:

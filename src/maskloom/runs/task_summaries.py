@@ -12,7 +12,7 @@ from maskloom.errors import amount
 from maskloom.metrics.answers import is_percent
 from maskloom.metrics.glue_score import OFFICIAL_METRICS
 from maskloom.objectives.pretraining import PRETRAINING, row_of, unigram_of
-from maskloom.runs.display import aligned, formatted, lines_of, printable
+from maskloom.runs.display import aligned, formatted, lines_of, printable, screen_of
 from maskloom.runs.glue.files import TASKS
 from maskloom.runs.search_space import settings_text
 from maskloom.tasks.kinds import KINDS
@@ -52,7 +52,7 @@ def pretraining_lines(result: dict[str, Any]) -> list[str]:
     names = {row.part: row.names[0] for row in PRETRAINING.values()}
     for part, name in (names | {task: row.name for task, row in PAIR_TASKS.items()}).items():
         forms[f"{part}_loss"] = f"{name} loss, nats", "{:.3f}"
-        forms[f"{part}_accuracy"] = f"{name} accuracy", "{:.1%}"
+        forms[f"{part}_accuracy"] = f"{name} accuracy", "{:.3f}"
         forms[f"{part}_perplexity"] = "perplexity", "{:,.1f}"
     rows = [("held out", "before", "after")]
     for key, (name, form) in forms.items():
@@ -73,10 +73,11 @@ def finetuning_lines(result: dict[str, Any]) -> list[str]:
         steps = ", ".join(map(str, best["averaged"]))
         kept = f"seed {result['best_seed']}: the mean of the checkpoints at steps {steps}"
     if last["step"] != best["step"]:
-        kept += f"; after its last epoch it had {_figure(name, last['scores'][name], last['scores'])}"
+        kept += f"; after its last epoch it had {figure(name, last['scores'][name], last['scores'])}"
     rows = [("kept", kept), *_score_rows(name, best["scores"], best["reference"])]
     restarts = result["restarts"]
-    rows += [("restarts", restarts_text(restarts))] if restarts["num_restarts"] > 1 else []
+    unit = unit_of(name, best["scores"])
+    rows += [("restarts", restarts_text(restarts, unit=unit))] if restarts["num_restarts"] > 1 else []
     rows += [("degenerate", f"seed {seed}: {reason}") for seed, reason in restarts["degenerate"].items()]
     if data["labels"]:
         rows.append(("labels", ", ".join(data["labels"])))
@@ -145,22 +146,36 @@ def _tuned_rows(tuned: dict[str, Any]) -> list[tuple[str, str]]:
         text = f"{value:.4f}" if by_label is None else ", ".join(f"{label} {value:.3f}" for label, value in by_label)
         rows.append((name, text))
     for name, value in tuned["before"].items():
-        before, after = (_figure(name, found, tuned["before"]) for found in (value, tuned["after"][name]))
+        before, after = (figure(name, found, tuned["before"]) for found in (value, tuned["after"][name]))
         rows.append((name, before if value == tuned["after"][name] else f"{before} -> {after}"))
     return rows
 
 
 def _score_rows(primary: str, scores: dict[str, float], reference: float | None) -> list[tuple[str, str]]:
     """Put the deciding score first, next to the score of a constant answer where there is one."""
-    constant = "" if reference is None else f"  (constant answer: {_figure(primary, reference, scores)})"
-    rows = [(primary, f"{_figure(primary, scores[primary], scores)}{constant}")]
-    return rows + [(name, _figure(name, value, scores)) for name, value in scores.items() if name != primary]
+    constant = "" if reference is None else f"  (constant answer: {figure(primary, reference, scores)})"
+    rows = [(primary, f"{figure(primary, scores[primary], scores)}{constant}")]
+    return rows + [(name, figure(name, value, scores)) for name, value in scores.items() if name != primary]
 
 
-def _figure(name: str, value: float, scores: Collection[str]) -> str:
-    """Return a score as text, marked if it is in percent: 0.93 % is another F1 than 0.93."""
-    is_points = name in ("bleu", "chrf")  # as they are usually reported
-    return f"{formatted(value)} %" if is_percent(name, scores) and not is_points else formatted(value)
+def figure(name: str, value: float, scores: Collection[str]) -> str:
+    """Return one of some scores as text, marked if it is in percent: 0.93 % is another F1 than 0.93."""
+    return formatted(value) + unit_of(name, scores)
+
+
+def unit_of(name: str, scores: Collection[str]) -> str:
+    """Return " %" if a score, one of some, is in percent; BLEU and chrF have no unit, as they are usually reported."""
+    return " %" if is_percent(name, scores) and name not in ("bleu", "chrf") else ""
+
+
+def info_lines(info: dict[str, Any]) -> list[str]:
+    """Return what a folder holds on one screen."""
+    if "scores" in info:
+        names = [*info["scores"]]
+        of = {"constant answer": info["metrics"].get("metric", "")}
+        known = {name: value for name, value in info["scores"].items() if value is not None}
+        info = {**info, "scores": {name: figure(of.get(name, name), value, names) for name, value in known.items()}}
+    return screen_of(info)
 
 
 def examples_text(account: dict[str, Any]) -> str:
@@ -192,6 +207,8 @@ def search_rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     names = [key.rpartition(".")[2] for key in keys]
     names = [key if names.count(name) > 1 else name for key, name in zip(keys, names, strict=True)]
     metric = result["metric"].replace("_", " ")
+    best = result.get("best", {}).get("best", {})
+    unit = unit_of(result["metric"], best.get("scores", ()))
     headers = ["rank", "trial", *names, f"{metric}, best on dev", "mean ± sd, median", "degenerate", "minutes"]
     rows = []
     for rank, trial in enumerate(result["trials"], start=1):
@@ -200,20 +217,20 @@ def search_rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             rows.append(["–", trial["name"], *settings, f"failed: {_one_line(trial['error'])}", "", "", ""])
             continue
         minutes = "–" if trial["seconds"] is None else f"{trial['seconds'] / 60:.1f}"
-        score = f"{trial['score']:.4f}"
-        spread, bad = restarts_text(trial["restarts"]), degenerate_text(trial["restarts"])
+        score = f"{trial['score']:.4f}{unit}"
+        spread, bad = restarts_text(trial["restarts"], unit=unit), degenerate_text(trial["restarts"])
         rows.append([str(rank), trial["name"], *settings, score, spread, bad, minutes])
     return headers, rows
 
 
-def restarts_text(restarts: dict[str, Any], *, scale: float = 1.0, digits: int = 4) -> str:
+def restarts_text(restarts: dict[str, Any], *, scale: float = 1.0, digits: int = 4, unit: str = "") -> str:
     """Return the mean, standard deviation and median over the restarts of a run; a single run has only its mean."""
     mean = f"{scale * restarts['mean']:.{digits}f}"
     if restarts["standard_deviation"] is None:
-        return f"{mean} (one run)"
+        return f"{mean}{unit} (one run)"
     scores = list(restarts["scores"].values())
     spread, median = scale * restarts["standard_deviation"], scale * statistics.median(scores)
-    return f"{mean} ± {spread:.{digits}f}, median {median:.{digits}f} ({len(scores)} runs)"
+    return f"{mean} ± {spread:.{digits}f}{unit}, median {median:.{digits}f}{unit} ({len(scores)} runs)"
 
 
 def degenerate_text(restarts: dict[str, Any]) -> str:

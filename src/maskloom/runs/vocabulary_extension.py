@@ -57,6 +57,8 @@ def extend_vocabulary(
     tokenizer, reading = load_tokenizer(folder), ReadingReport()
     if not isinstance(tokenizer, WordPieceTokenizer):
         raise ConfigError(f"{folder}: vocab extend needs a WordPiece vocabulary (vocab.txt); this one is another kind")
+    if tokenizer.added:
+        raise ConfigError(f"{folder}: vocab extend adds pieces at the end, where this vocabulary has added tokens")
     if tokenizer.targets is not None:
         raise ConfigError(f"{folder}: vocab extend is for models with one vocabulary; this one has two")
     texts = (document.text for document in read_documents(paths, on_bad_text=on_bad_text, report=reading))

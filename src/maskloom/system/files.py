@@ -200,6 +200,13 @@ def copy_files(source: Path, target: Path) -> None:
                     copy.write(chunk)
 
 
+def numbered_folders(parent: Path, name: str) -> list[Path]:
+    """Return the folders `name`-0, `name`-1 and so on of a folder, by number; copies of a user have other names."""
+    found = {path: path.name.removeprefix(f"{name}-") for path in parent.glob(f"{name}-*")}
+    numbers = {path: int(number) for path, number in found.items() if re.fullmatch("[0-9]{1,18}", number)}
+    return sorted(numbers, key=numbers.__getitem__)
+
+
 def is_running(process: int) -> bool:
     """Return whether a process with that number exists on this machine, whoever owns it."""
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from maskloom.errors import ConfigError, DataError
-from maskloom.system.files import file_sha256
+from maskloom.system.files import file_sha256, numbered_folders
 
 MAX_JSON_BYTES = 16 << 20
 """16 MiB: a configuration, an index or a manifest is thousands of times smaller."""
@@ -107,10 +107,11 @@ def check_model_name(path: Any) -> None:
 
 def restart_models(run: str | Path) -> list[Path]:
     """Return the model folders of the restarts that a fine-tuning run kept, by seed; raises ConfigError without any."""
-    found = [path for path in Path(run).glob("restarts/seed-*/model") if (path / "config.json").is_file()]
+    models = (seed / "model" for seed in numbered_folders(Path(run) / "restarts", "seed"))
+    found = [path for path in models if (path / "config.json").is_file()]
     if not found:
         raise ConfigError(f"{run}: contains no models of restarts; fine-tune with --restarts N --keep-restarts")
-    return sorted(found, key=lambda path: int(path.parent.name.removeprefix("seed-")))
+    return found
 
 
 def file_inside(folder: Path, name: str) -> Path | None:

@@ -128,8 +128,9 @@ class Tokenizer(ABC):
         folder, library, special = Path(folder), self._build_library(), self.vocabulary.special
         folder.mkdir(parents=True, exist_ok=True)
         rules, own = self._save_vocabulary(folder, library)
-        spaced = self._spaced_mask
-        added = [AddedToken(name, special=True, normalized=False, lstrip=name == spaced) for name in special.tokens]
+        spaced, known = self._spaced_mask, {token.content for token in library.get_added_tokens_decoder().values()}
+        marks = [name for name in special.tokens if name not in known]
+        added = [AddedToken(name, special=True, normalized=False, lstrip=name == spaced) for name in marks]
         library.add_special_tokens(added)
         named = {name: token for name, token in zip(ROLES, astuple(special), strict=True) if token is not None}
         if num_segments < 2:
@@ -304,6 +305,11 @@ class Tokenizer(ABC):
     def cuts_at_white_space(self) -> bool:
         """Whether the ids of a text are the concatenated ids of its words."""
         return True
+
+    @property
+    def reads_whole_chunks(self) -> bool:
+        """Whether the ids of a word may depend on everything between it and the next white space."""
+        return not self.cuts_at_white_space
 
     @property
     def _spaced_mask(self) -> str | None:

@@ -11,6 +11,7 @@ from tokenizers import pre_tokenizers
 
 from maskloom.errors import DataError
 from maskloom.system.foreign_files import file_inside, read_json_object, read_object_inside
+from maskloom.text.added_tokens import read_added
 from maskloom.text.vocabulary import (
     BART_TOKENS,
     CONTINUATION_PREFIX,
@@ -53,25 +54,32 @@ def read_wordpiece(folder: Path) -> dict[str, Any]:
 
     A folder with only a vocab.txt is uncased unless its tokens contain capital letters. A tokenizer.json without a
     vocab.txt also decides the compatibility: a word limit of 100 characters is Hugging Face's, so special tokens in a
-    text are recognised too. Raises DataError for rules or added tokens that BERT's has not, and for damaged files.
+    text are recognised too; added tokens are Hugging Face's as well. Raises DataError for rules that BERT's has not,
+    and for damaged files.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: not a folder; a tokenizer is a folder with vocab.txt or tokenizer.json")
     vocabulary = Vocabulary.load(folder)
-    config, library = _config(folder), _library(folder)
-    _refuse_foreign_tokens(folder, _added(folder, library), vocabulary.special.tokens)
+    config, library, pieces = _config(folder), _library(folder), vocabulary.tokens
+    has_list = file_inside(folder, "vocab.txt") is not None
+    if not has_list:
+        pieces = tuple(token for token in pieces if token in library["model"]["vocab"])
+    added = read_added(folder, config, library, pieces)
+    if added:
+        tokens = dict.fromkeys([*pieces, *(token.content for token in added)])
+        vocabulary = Vocabulary([*tokens], source=str(folder))
     normalizer = library.get("normalizer") or {}
     if not isinstance(normalizer, dict):
         raise DataError(f"{folder}: the normalizer of tokenizer.json is not an object but {type(normalizer).__name__}")
     if (lowercase := config.get("do_lower_case", normalizer.get("lowercase"))) is None:
-        lowercase = not holds_capitals(vocabulary.tokens)
+        lowercase = not holds_capitals(pieces)
     refuse_foreign_rules(folder, lowercase, {**normalizer, **config})
-    by_file = "google" if file_inside(folder, "vocab.txt") else _compatibility(folder / "tokenizer.json", library)
-    compatibility = config.get("maskloom_compatibility", by_file)
+    by_file = "google" if has_list else _compatibility(folder / "tokenizer.json", library)
+    compatibility = config.get("maskloom_compatibility", "hf" if added else by_file)
     if compatibility not in [*MAX_WORD_LENGTHS]:  # a list: the value may be an object, which has no hash
         raise DataError(f"{folder}: maskloom_compatibility is {compatibility!r:.80}; it must be 'google' or 'hf'")
     rules = {"lowercase": lowercase, "max_length": read_limit(folder, config), "compatibility": compatibility}
-    return {"vocabulary": vocabulary, **rules}
+    return {"vocabulary": vocabulary, "added": added, "num_pieces": len(pieces) if added else None, **rules}
 
 
 def read_limit(folder: Path, config: dict[str, Any]) -> int:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import tokenizers
-from tokenizers import decoders, models
+from tokenizers import AddedToken, decoders, models
 
 from maskloom.errors import ConfigError
+from maskloom.text.added_tokens import Added
 from maskloom.text.normalization import is_agreed, words_with_sources
 from maskloom.text.templates import BERT_TEXTS
 from maskloom.text.tokenizer import LONGEST_PART, Pieces, Tokenizer, library_of
@@ -26,11 +28,14 @@ class WordPieceTokenizer(Tokenizer):
 
     `compatibility="google"` splits words of up to 200 characters and treats "[MASK]" in a text as plain text; "hf"
     matches the `tokenizers` library: words of up to 100 characters, and special tokens in a text are recognised.
-    Raises ConfigError for a `max_length` below 3 or an unknown compatibility.
+    Only there are there `added` tokens, whatever surrounds them; words are split into the first `num_pieces` tokens of
+    the vocabulary, or all. Raises ConfigError for a `max_length` below 3 or an unknown compatibility.
     """
 
     _: KW_ONLY
     compatibility: Compatibility = "google"
+    added: tuple[Added, ...] = ()
+    num_pieces: int | None = None
 
     files: ClassVar[tuple[str, ...]] = ("vocab.txt", *SETTINGS_FILES)
     task_marks: ClassVar[str] = BERT_TEXTS
@@ -41,22 +46,28 @@ class WordPieceTokenizer(Tokenizer):
         super().__post_init__()
         if self.compatibility not in MAX_WORD_LENGTHS:
             raise ConfigError(f"compatibility = {self.compatibility!r}: it must be one of 'google', 'hf'")
+        if self.added and self.compatibility == "google":
+            raise ConfigError("compatibility = 'google': Google's rules have no added tokens, but this vocabulary does")
 
     def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> tuple[dict[str, Any], dict[str, Any]]:
-        self.vocabulary.save(folder / "vocab.txt")
+        replace(self.vocabulary, tokens=self.vocabulary.tokens[: self.num_pieces]).save(folder / "vocab.txt")
         library.decoder = decoders.WordPiece(prefix="##")  # pyright: ignore[reportAttributeAccessIssue]
         library.post_processor = self.template.processor(self.vocabulary)  # pyright: ignore[reportAttributeAccessIssue]
         rules = {"tokenizer_class": "BertTokenizer", "do_lower_case": self.lowercase, "strip_accents": None}
         return {**rules, "tokenize_chinese_chars": True}, {"maskloom_compatibility": self.compatibility}
 
     def identity(self) -> dict[str, Any]:
-        """Return the vocabulary's hash and size, and the rules."""
-        rules = {"lowercase": self.lowercase, "compatibility": self.compatibility}
+        """Return the vocabulary's hash and size, the rules, and added tokens if there are any."""
+        rules: dict[str, Any] = {"lowercase": self.lowercase, "compatibility": self.compatibility}
+        if self.added:
+            rules |= {"num_pieces": self.num_pieces, "added": [list(token) for token in self.added]}
         sha256, size = vocabulary_sha256(self.vocabulary), len(self.vocabulary)
         return {"vocabulary_sha256": sha256, "vocabulary_size": size, **rules}
 
     def word_ids(self, words: Iterable[str]) -> Iterator[list[int]]:
         """Return the id of each word that is a single piece, or the ids of its pieces."""
+        if self.added:
+            return iter(self.token_ids_batch([*words]))
         whole, cut = self.vocabulary.ids, self._library.model.tokenize
         return ([whole[word]] if word in whole else [piece.id for piece in cut(word)] for word in words)
 
@@ -71,8 +82,11 @@ class WordPieceTokenizer(Tokenizer):
 
     def _build_library(self) -> tokenizers.Tokenizer:
         longest = MAX_WORD_LENGTHS[self.compatibility]
-        model = models.WordPiece(dict(self.vocabulary.ids), unk_token="[UNK]", max_input_chars_per_word=longest)
-        return library_of(model, lowercase=self.lowercase)
+        pieces = dict(islice(self.vocabulary.ids.items(), self.num_pieces))
+        model = models.WordPiece(pieces, unk_token="[UNK]", max_input_chars_per_word=longest)
+        library = library_of(model, lowercase=self.lowercase)
+        library.add_tokens([AddedToken(**token._asdict()) for token in self.added])
+        return library
 
     def _as_text(self, text: str | bytes) -> str:
         return text.decode("utf-8", "ignore") if isinstance(text, bytes) else text
@@ -81,6 +95,16 @@ class WordPieceTokenizer(Tokenizer):
     def reads_special_tokens(self) -> bool:
         """Whether the rules are Hugging Face's."""
         return self.compatibility == "hf"
+
+    @property
+    def reads_whole_chunks(self) -> bool:
+        """Whether there are added tokens, which may have any characters but white space."""
+        return bool(self.added)
+
+    def _pieces(self, texts: Sequence[str | bytes], parse_special_tokens: bool) -> list[Pieces]:
+        if not self.added:
+            return super()._pieces(texts, parse_special_tokens)
+        return self._library_pieces([SURROGATE.sub("\ufffd", self._as_text(text)) for text in texts])
 
     def _is_for_library(self, text: str) -> bool:
         if self.compatibility == "google":

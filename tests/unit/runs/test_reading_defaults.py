@@ -64,6 +64,23 @@ def test_columns_of_fine_tuning_apply_to_a_file_without_usable_rows(tmp_path):
     assert reading_of(path, "single", known, needs_label=True).options.text_column == "body"
 
 
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("good,x,1\nfine,y\n", "line 2: wrong number of fields: 3, expected 2"),
+        (",x\nfine,y\n", "line 2: empty text"),
+        ("fine,\n", "line 2: missing label"),
+    ],
+)
+def test_a_bad_first_row_is_named_for_a_model_with_columns_of_its_own(tmp_path, rows, message):
+    """Regression: the usual names were tried instead, and the message was that there is no text column."""
+    path = tmp_path / "texts.csv"
+    path.write_text(f"body,stars\n{rows}")
+    known = {"takes_pairs": False, "reading": {"text_column": "body", "label_column": "stars"}}
+    with pytest.raises(DataError, match=rf"texts\.csv: {message}"):
+        list(reading_of(path, "single", known, needs_label=True).examples())
+
+
 @pytest.mark.parametrize("kind", ["regression", "multilabel", "document"])
 def test_two_texts_are_refused_for_a_model_of_single_texts(tmp_path, kind):
     """Regression: they were read as pairs, which such a model has never seen; predicting in Python refused them."""

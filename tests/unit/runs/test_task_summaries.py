@@ -1,4 +1,4 @@
-from maskloom.runs.task_summaries import evaluation_lines, finetuning_lines, notes_of, search_rows
+from maskloom.runs.task_summaries import evaluation_lines, finetuning_lines, info_lines, notes_of, search_rows
 
 ACCOUNT = {
     "path": "train.csv", "num_rows": 1_200, "num_kept": 1_199, "dropped": {"empty text": 1},
@@ -80,6 +80,33 @@ def test_official_scores_of_answers_are_marked_as_percent():
     run["best"]["scores"], run["last"]["scores"] = answers, {**answers, "f1": 80.5}
     text = "\n".join(finetuning_lines({**run, "task": "span", "metric": "f1"}))
     assert "after its last epoch it had 80.5 %" in text
+    assert "80.6250 ± 0.8840 %, median 80.6250 % (2 runs)" in text
+    headers, rows = search_rows(
+        {
+            "metric": "f1",
+            "best": {"best": {"scores": answers}},
+            "trials": [
+                {
+                    "name": "t",
+                    "settings": {},
+                    "status": "done",
+                    "score": 81.25,
+                    "seconds": 60,
+                    "restarts": run["restarts"],
+                }
+            ],
+        }
+    )
+    assert dict(zip(headers, rows[0], strict=True))["f1, best on dev"] == "81.2500 %"
+
+
+def test_the_scores_of_a_folder_have_their_units():
+    """Regression: the F1 of answers stood beside fractions of other runs without its unit."""
+    scores = {"f1": 81.25, "exact_match": 72.5, "loss": 0.25, "constant answer": 50.0}
+    (line,) = info_lines({"scores": scores, "metrics": {"metric": "f1"}})[:1]
+    assert line.split(maxsplit=1)[1] == "f1 81.25 %, exact_match 72.5 %, loss 0.25, constant answer 50 %"
+    (line,) = info_lines({"scores": {"accuracy": 0.75, "constant answer": None}, "metrics": {"metric": "accuracy"}})[:1]
+    assert line.split(maxsplit=1)[1] == "accuracy 0.75"
 
 
 def test_several_labels_have_fractions_and_unanswerable_questions_percent():

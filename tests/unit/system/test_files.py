@@ -11,6 +11,7 @@ from maskloom.errors import ConfigError
 from maskloom.system.files import (
     copy_files,
     is_stream,
+    numbered_folders,
     open_file_number,
     output_file,
     remove_tree,
@@ -30,6 +31,14 @@ def test_a_file_is_replaced_whole(tmp_path) -> None:
     write_text(path, "zwei\n")
     assert path.read_bytes() == b"zwei\n"
     assert [p.name for p in path.parent.iterdir()] == ["a.txt"]
+
+
+def test_numbered_folders_are_in_order_without_copies(tmp_path) -> None:
+    """Regression: a copy of a run's folder, such as seed-0-copy, ended `export` and `--ensemble` in a traceback."""
+    for name in ("seed-10", "seed-2", "seed-0-copy", "seed-", "seed-x", f"seed-{'9' * 5000}"[:200], "phase-1"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in numbered_folders(tmp_path, "seed")] == ["seed-2", "seed-10"]
+    assert numbered_folders(tmp_path / "absent", "seed") == []
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,7 +195,6 @@ def test_a_temperature_changes_probabilities_and_no_decision(kind):
         ([[2.0, 0.0], [1.0, 0.0]], [0, 0]),  # one class, always right: the colder, the better
         ([[40.0, 0.0], [0.0, 30.0]], [0, 1]),  # right without any measurable loss
         ([[2.0, 0.0], [0.0, 2.0]], [1, 0]),  # always wrong: the warmer, the better
-        ([[2.0, -1.0], [-1.0, 2.0]], [[1, 0], [0, 1]]),  # labels, all right
         ([[2.0, -1.0]], [[1, 1]]),  # a single example with labels
     ],
 )
@@ -205,6 +204,21 @@ def test_too_little_data_determines_no_setting(logits, targets):
     names = ["a", "b", "c"][: logits.shape[1]]
     task = make_task("single" if targets.ndim == 1 else "multilabel", names)
     assert task.tune(Encoded(targets), outputs(logits)) == {}
+
+
+@pytest.mark.parametrize(
+    ("targets", "thresholds"),
+    [
+        ([[1, 0], [0, 1], [0, 0]], [0.5, 0.5]),  # all right
+        ([[0, 1], [1, 0], [1, 1]], [0.0, 0.0]),  # all wrong: nothing is better than to choose every label
+    ],
+)
+def test_thresholds_need_no_temperature(targets, thresholds):
+    """Regression: where the examples determine no temperature, thresholds were not fitted either."""
+    logits = np.array([[2.0, -1.0], [-1.0, 2.0], [-3.0, -3.0]], dtype=np.float32)
+    settings = make_task("multilabel", ["a", "b"]).tune(Encoded(np.array(targets)), outputs(logits))
+    assert settings["temperature"] == 1.0
+    assert settings["thresholds"] == pytest.approx(thresholds, abs=0.1)
 
 
 @pytest.mark.parametrize("answers", [(), (Answer("a", 0),)])

@@ -82,25 +82,6 @@ def test_rules_that_are_not_those_of_bert_are_refused(tmp_path: Path, name: str,
         Tokenizer.load(tmp_path)
 
 
-@pytest.mark.parametrize("special", [True, False])
-@pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.json", "added_tokens.json"])
-def test_added_tokens_are_refused_by_name(tmp_path: Path, name: str, special: bool) -> None:
-    """transformers would find them in any text; here they would be split without a word."""
-    WordPieceTokenizer(UNCASED).save(tmp_path)
-    library = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    library.add_tokens([tokenizers.AddedToken("[NEW]", special=special), tokenizers.AddedToken("<e>", rstrip=True)])
-    found = library.encode("a[NEW]<e>", add_special_tokens=False).tokens
-    assert [token.lower() for token in found] == ["a", "[new]", "<e>"]
-    if name == "added_tokens.json":
-        write(tmp_path, name, {"[NEW]": 7, "<e>": 8})
-    else:
-        library.save(str(tmp_path / "tokenizer.json"))
-    if name == "tokenizer.json":
-        (tmp_path / "vocab.txt").unlink()
-    with pytest.raises(DataError, match=r"the added tokens <e>, \[NEW\] are not supported"):
-        Tokenizer.load(tmp_path)
-
-
 def test_damaged_and_missing_files_are_named(tmp_path: Path) -> None:
     UNCASED.save(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower', encoding="utf-8")

@@ -65,9 +65,8 @@ class SentenceEncoder:
         # if text may hold special tokens, a bracket can open one: case-sensitive, and found only by the tokenizer
         reads_brackets = tokenizer.reads_special_tokens
         self._keeps_blanks = not tokenizer.cuts_at_white_space
-        # if blanks are kept, everything between two of them is one word
-        self._cuts = _BLANK if self._keeps_blanks else _BETWEEN_WORDS
-        whole = bytes(range(33, 127)) if self._keeps_blanks else b"[" * reads_brackets
+        self._cuts = _BLANK if tokenizer.reads_whole_chunks else _BETWEEN_WORDS
+        whole = bytes(range(33, 127)) if tokenizer.reads_whole_chunks else b"[" * reads_brackets
         self._classes = words.byte_classes(whole)
         self._lowers_first = tokenizer.lowercase and not reads_brackets
         self._known = WordTable(self.type)

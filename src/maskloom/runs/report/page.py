@@ -140,7 +140,6 @@ def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart |
     """Draw losses and accuracies in one chart for each kind of prediction, as those of others are not comparable."""
     charts: list[Chart | None] = []
     marks = phase_marks(runs[0].stages[""]) if len(runs) == 1 else []
-    how = {"marks": marks, "as_percent": True}
     for part, row in {_predicted(run).part: _predicted(run) for run in runs}.items():
         chosen, (loss_name, targets) = [run for run in runs if _predicted(run).part == part], row.names
         loss = _chart(
@@ -154,11 +153,11 @@ def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart |
             note="Thin line: training; with dots: held out. Below the dashed line, the model uses context.",
         )
         title = f"{targets} predicted correctly, held out"
-        charts += [loss, _chart(title, chosen, colours, None, f"{part}_accuracy", **how)]
+        charts += [loss, _chart(title, chosen, colours, None, f"{part}_accuracy", marks=marks)]
     for pair, task in PAIR_TASKS.items():
         levels = _level("majority", (scores(run).get(f"{pair}_majority_fraction") for run in runs))
         title = f"{_capital(task.name)} accuracy, held out"
-        charts.append(_chart(title, runs, colours, None, f"{pair}_accuracy", levels=levels, **how))
+        charts.append(_chart(title, runs, colours, None, f"{pair}_accuracy", levels=levels, marks=marks))
     return charts
 
 
@@ -182,8 +181,7 @@ def _finetuning(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart | 
     names = [with_unit(run, metric) for run, metric in zip(runs, metrics, strict=True)]
     for name, metric in dict(zip(names, metrics, strict=True)).items():
         chosen = [run for run, other in zip(runs, names, strict=True) if other == name]
-        title, is_fraction = f"Dev {name.replace('_', ' ')}", metric == "accuracy"
-        charts.append(_chart(title, chosen, colours, None, metric, as_percent=is_fraction))
+        charts.append(_chart(f"Dev {name.replace('_', ' ')}", chosen, colours, None, metric))
     return [*charts, _chart("Loss", runs, colours, ("loss",), "loss", note="Thin line: training; with dots: dev.")]
 
 

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maskloom.errors import RunFailedError
-from maskloom.models.assembled import EncoderWithHeads
+from maskloom.errors import ConfigError, RunFailedError
+from maskloom.models.assembled import EncoderWithHeads, prepare_blocks
+from maskloom.models.model_config import ModelConfig
+from maskloom.objectives.carrying import with_carry
 from maskloom.objectives.objective import Objective, model_device
 from maskloom.system.files import write_json
 from maskloom.system.foreign_files import read_json_object
 from maskloom.system.resources import available_memory
+from maskloom.training.precision import in_precision
 from maskloom.training.ranks.ranks import Ranks
 from maskloom.training.settings import TrainingSection
 from maskloom.training.state import TrainState
@@ -139,34 +143,84 @@ def noted_micro_batch_size(folder: Path, ranks: Ranks) -> int:
     return int(ranks.sum_({"size": float(noted)})["size"])
 
 
-# Number of sequences to try, the longest of a batch.
+# Number of units whose activations are measured.
 _NUM_TRIED = 4
 # Fraction of free memory for saved activations; the backward pass needs temporary ones as well.
 _SHARE_FOR_ACTIVATIONS = 0.5
+# Bytes per token for reading a batch and, per unit of width and layer, at most for its activations; number of units
+# whose tokens are counted.
+_BYTES_READ, _MOST_KEPT, _NUM_COUNTED = 100, 200, 64
+
+
+def require_room_for_batch(
+    what: str,
+    settings: TrainingSection,
+    ranks: Ranks,
+    config: ModelConfig,
+    max_length: int,
+    units: Callable[[int], Any],
+    start: Callable[[], tuple[EncoderWithHeads, Objective]],
+) -> None:
+    """Raise ConfigError if a step takes more memory than is available: the system would grant it, then end the process.
+
+    A batch is read as a whole and, without micro-batches, keeps the activations of all units at the same time (on a
+    GPU, running out is an error, and `in_micro_batches_that_fit` handles it). Only a batch that may be too large, with
+    units of up to `max_length` tokens, is measured: `units` returns a batch of a number of units, `start` the model and
+    the objective.
+    """
+    number, free = len(range(settings.batch_size)[ranks.rows(settings)]), _free_here()
+    is_whole = settings.micro_batch_size is None and ranks.device.type == "cpu"
+    most = _BYTES_READ + (_MOST_KEPT * config.hidden_size * config.num_hidden_layers if is_whole else 0)
+    if free is None or number * max_length * most <= free:
+        return
+    some = units(num_counted := min(_NUM_COUNTED, number))
+    num_tokens, kept = number * some.num_tokens / num_counted, 0.0
+    if is_whole:
+        model, objective = start()
+        prepare_blocks(model, recompute=settings.activation_checkpointing, compile_=False)
+        few = with_carry(some.split(_NUM_TRIED)[0], objective, model, None)
+        precision = "bf16" if settings.precision == "fastest" else settings.precision
+        parts, objective = few.split(1), in_precision(objective, precision, ranks.device)
+        kept = _kept_per_unit(model, objective, few, parts) * len(parts) / few.num_tokens
+    if (needed := num_tokens * (_BYTES_READ + kept)) > free:
+        fits = 'training.micro_batch_size ("auto" chooses one) or ' if num_tokens * _BYTES_READ <= free else ""
+        raise ConfigError(
+            f"{what}: a batch of {number * some.num_sequences / num_counted:,.0f} sequences, about {num_tokens:,.0f} "
+            f"tokens, takes about {needed / 2**30:,.1f} GiB of memory, but {free / 2**30:,.1f} are available; set "
+            f"{fits}a smaller batch size"
+        )
+
+
+def _free_here() -> int | None:
+    """Return this process's share of the available memory, or None if the system does not say."""
+    free = available_memory()
+    return None if free is None else free // int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
 
 
 def fitting_micro_batch_size(model: EncoderWithHeads, objective: Objective, batch: Any, ranks: Ranks) -> int:
     """Return how many sequences as long as a batch's longest fit into free memory: a power of two, or all.
 
-    A forward pass over a few of them measures what each saves for the backward pass. What any number of sequences save
-    once, such as weights in half precision, is found by a pass over two sequences together. All ranks return the same
-    number.
+    A forward pass over a few of them measures what each saves for the backward pass. All ranks return the same number.
     """
-    parts, pair = batch.split(1), batch.split(2)[0]
+    parts, device = batch.split(1), model_device(model)
     longest = sorted(parts, key=lambda part: -int(np.sum(part.lengths)))[:_NUM_TRIED]
-    per_sequence = sum(kept_bytes(model, objective, part) for part in longest) / len(longest)
-    if len(parts) > 1:
-        apart = sum(kept_bytes(model, objective, part) for part in pair.split(1))
-        per_sequence -= max(0, apart - kept_bytes(model, objective, pair))
-    device, free = model_device(model), available_memory()
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-    elif free is not None:  # processes of one machine share its memory
-        free //= int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    per_sequence = _kept_per_unit(model, objective, batch, longest)
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_here()
     size = len(parts) if free is None else int(_SHARE_FOR_ACTIVATIONS * free / max(1.0, per_sequence))
     sizes = {str(rank): float(rank == ranks.rank and min(size, len(parts))) for rank in range(ranks.world_size)}
     least = int(min(ranks.sum_(sizes).values()))
     return least if least == len(parts) else 1 << max(1, least).bit_length() - 1
+
+
+def _kept_per_unit(model: EncoderWithHeads, objective: Objective, batch: Any, parts: list[Any]) -> float:
+    """Return the mean bytes that each of some parts of a batch, of one unit, saves for the backward pass.
+
+    What any number of units save once, such as weights in half precision, is found by a pass over two of them together.
+    """
+    kept, pair = partial(kept_bytes, model, objective), batch.split(2)[0]
+    apart = pair.split(1)
+    once = sum(map(kept, apart)) - kept(pair) if len(apart) > 1 else 0
+    return sum(map(kept, parts)) / len(parts) - max(0, once)
 
 
 def kept_bytes(model: EncoderWithHeads, objective: Objective, batch: Any) -> int:

@@ -1,6 +1,9 @@
 """Sessions that end before their last step: because time is up, or because a stopping rule is met."""
 
+import errno
 import math
+import os
+import shutil
 from itertools import pairwise
 from pathlib import Path
 
@@ -123,6 +126,33 @@ def test_what_the_clock_led_cannot_be_verified(tmp_path):
     again = _by_clock(tmp_path, 20.0)
     with again.log, pytest.raises(ConfigError, match="learning rate that followed the clock"):
         verify_resuming(again)
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_replay_copies_no_checkpoint_where_the_file_system_has_links(tmp_path, monkeypatch, has_links):
+    """Regression: the checkpoint that the replay starts from was copied, gigabytes for a large model."""
+    run_session(tiny_session(tmp_path))
+    copied, copy = [], shutil.copyfile
+
+    def copyfile(source, target, **how):
+        copied.append(Path(source).name)
+        return copy(source, target, **how)
+
+    def link(*_, **__):
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(shutil, "copyfile", copyfile)
+    if not has_links:
+        monkeypatch.setattr(os, "link", link)
+    said: list[str] = []
+    again = tiny_session(tmp_path)
+    again.say = said.append
+    with again.log:
+        verify_resuming(again)
+    assert "bit-identical" in said[-1]
+    assert ("model.safetensors" in copied) != has_links
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "events.jsonl"]
+    assert again.resume() == 8
 
 
 def _until(folder: Path, number: int):
