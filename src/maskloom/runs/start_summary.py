@@ -100,7 +100,7 @@ def default_lines(recipe: PretrainRecipe | FinetuneRecipe) -> list[str]:
 
 
 def _optimisation(training: TrainingSection) -> str:
-    warmup = f"{training.resolved_warmup_steps():,} steps"
+    warmup = amount(training.resolved_warmup_steps(), "step")
     if training.minutes is not None:
         warmup = f"{training.warmup_ratio:.0%} of the time"
     then = "falling to 0" if training.schedule in ("linear", "google") else training.schedule

@@ -155,9 +155,9 @@ def _score_rows(primary: str, scores: dict[str, float], reference: float | None)
 
 
 def _figure(name: str, value: float, scores: Collection[str]) -> str:
-    """Return a score as text, marked if it is in percent: 0.93 % is another F1 than 0.93."""
+    """Return a score as text, marked if it is in percent: 0.93% is another F1 than 0.93."""
     is_points = name in ("bleu", "chrf")  # as they are usually reported
-    return f"{formatted(value)} %" if is_percent(name, scores) and not is_points else formatted(value)
+    return f"{formatted(value)}%" if is_percent(name, scores) and not is_points else formatted(value)
 
 
 def _restart_rows(restarts: dict[str, Any]) -> list[tuple[str, str]]:

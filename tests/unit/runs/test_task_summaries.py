@@ -75,11 +75,11 @@ def test_cut_targets_are_told():
 def test_official_scores_of_answers_are_marked_as_percent():
     answers = {"f1": 81.25, "exact_match": 72.5, "loss": 0.25}
     lines = evaluation_lines({**answers, "metric": "f1", "reference": None, "degenerate": None, "data": ACCOUNT})
-    assert lines[:3] == ["f1           81.25 %", "exact match  72.5 %", "loss         0.25"]
+    assert lines[:3] == ["f1           81.25%", "exact match  72.5%", "loss         0.25"]
     run = finetuned(scores={"0": 80.0, "1": 81.25}, mean=80.625, standard_deviation=0.884, degenerate={})
     run["best"]["scores"], run["last"]["scores"] = answers, {**answers, "f1": 80.5}
     text = "\n".join(finetuning_lines({**run, "task": "span", "metric": "f1"}))
-    assert "after its last epoch it had 80.5 %" in text
+    assert "after its last epoch it had 80.5%" in text
 
 
 def test_several_labels_have_fractions_and_unanswerable_questions_percent():
@@ -90,8 +90,8 @@ def test_several_labels_have_fractions_and_unanswerable_questions_percent():
     labels = lines("exact_match", 0.2, exact_match=0.25, f1_micro=0.5, f1_macro=0.125)
     assert labels[:3] == ["exact match 0.25 (constant answer: 0.2)", "f1 micro 0.5", "f1 macro 0.125"]
     answers = lines("f1", 50.0, exact_match=48.0, f1=51.5, NoAns_exact=60.0, best_exact=52.0, best_exact_thresh=-1.5)
-    assert answers[:2] == ["f1 51.5 % (constant answer: 50 %)", "exact match 48 %"]
-    assert answers[2:5] == ["NoAns exact 60 %", "best exact 52 %", "best exact thresh -1.5"]
+    assert answers[:2] == ["f1 51.5% (constant answer: 50%)", "exact match 48%"]
+    assert answers[2:5] == ["NoAns exact 60%", "best exact 52%", "best exact thresh -1.5"]
 
 
 def test_what_could_not_be_tuned_is_told():
