@@ -287,7 +287,10 @@ def complete_key(context: typer.Context, incomplete: str) -> list[str]:
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", help="Override a recipe key, such as training.steps=1000. Repeatable.", autocompletion=complete_key
+        "--set",
+        help="Override a recipe key, such as training.steps=1000 (maskloom recipes show NAME lists them, with NAME a "
+        "recipe, pretrain or finetune). Repeatable.",
+        autocompletion=complete_key,
     ),
 ]
 Metric = Annotated[str | None, typer.Option(help="The dev score that selects the best weights.")]
