@@ -32,7 +32,7 @@ def repeated_text_lines(init: Path, corpus: str) -> list[str]:
     with suppress(ConfigError):  # not the model of a run
         if described(run)["inputs"].get("corpus") == corpus:
             what = "so it has read what this run reads and holds out"
-            return [f"WARNING: {run} was trained on this corpus, {what}; continue it with --resume --steps N instead"]
+            return [f"warning: {run} was trained on this corpus, {what}; continue it with --resume --steps N instead"]
     return []
 
 
