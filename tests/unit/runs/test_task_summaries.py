@@ -1,4 +1,4 @@
-from maskloom.runs.task_summaries import evaluation_lines, finetuning_lines, notes_of, search_rows
+from maskloom.runs.task_summaries import evaluation_lines, finetuning_lines, notes_of, pretraining_lines, search_rows
 
 ACCOUNT = {
     "path": "train.csv", "num_rows": 1_200, "num_kept": 1_199, "dropped": {"empty text": 1},
@@ -120,3 +120,25 @@ def test_what_to_know_of_glue_names_degenerate_seeds_failed_trials_and_unknown_m
         "rte: seed 4 is degenerate: every prediction is the same class",
         "rte: 1 of 3 trials failed; see its results.md",
     ]
+
+
+def test_pretraining_tells_what_was_held_out_with_and_without_a_start():
+    pairs = {"nsp_loss": 0.6748, "nsp_accuracy": 0.5978, "nsp_majority_fraction": 0.5978}
+    tokens = {"mlm_loss": 6.916, "mlm_accuracy": 0.03954, "mlm_perplexity": 1008.3, "unigram_cross_entropy": 6.848}
+    result = {"loss": 7.591, **tokens, **pairs, "num_predictions": 2934.0}
+    assert pretraining_lines(result) == [
+        "held out                  at the end",
+        "masked-LM loss, nats           6.916",
+        "masked-LM accuracy              4.0%",
+        "perplexity                   1,008.3",
+        "next-sentence loss, nats       0.675",
+        "next-sentence accuracy         59.8%",
+        "constant answer                59.8%",
+        "2,934 predicted pieces of held-out text; unigram: 6.848 nats",
+    ]
+    before = {"bilm_loss": 9.0, "bilm_perplexity": 8103.1, "forward_perplexity": 8000.0, "backward_perplexity": 8200.0}
+    after = {**before, "bilm_loss": 5.0, "backward_perplexity": 150.0}
+    lines = [line.split() for line in pretraining_lines({**after, "before": before})]
+    assert lines[0] == ["held", "out", "before", "after"]
+    assert ["backward", "perplexity", "8,200.0", "150.0"] in lines
+    assert pretraining_lines({}) == ["nothing held out to evaluate"]
