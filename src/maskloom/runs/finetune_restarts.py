@@ -28,6 +28,7 @@ from maskloom.objectives.objective import Objective, WithMixPenalty
 from maskloom.runs.display import Progress
 from maskloom.runs.resuming import BEST_STEP, verify_resuming
 from maskloom.runs.run_folder import METRICS, run_id, saved_sum
+from maskloom.runs.task_summaries import percent_sign
 from maskloom.runs.word_vectors import take_word_vectors
 from maskloom.system.files import copy_files, replacing_folder, write_json
 from maskloom.system.foreign_files import read_json_object, read_json_value
@@ -376,4 +377,5 @@ class _DevWatch:
 
     def shown(self, metrics: dict[str, float]) -> str:
         primary = self._plan.task.primary
-        return f"dev {primary} {metrics[primary]:.4f}, loss {metrics['loss']:.4f}"
+        sign = percent_sign(primary, metrics)
+        return f"dev {primary} {metrics[primary]:.4f}{sign}, loss {metrics['loss']:.4f}"

@@ -12,7 +12,7 @@ from maskloom.errors import amount
 from maskloom.metrics.answers import is_percent
 from maskloom.metrics.glue_score import OFFICIAL_METRICS
 from maskloom.objectives.pretraining import PRETRAINING, row_of, unigram_of
-from maskloom.runs.display import aligned, formatted, lines_of, printable
+from maskloom.runs.display import aligned, formatted, printable
 from maskloom.runs.glue.files import TASKS
 from maskloom.runs.search_space import settings_text
 from maskloom.tasks.kinds import KINDS
@@ -159,9 +159,12 @@ def _score_rows(primary: str, scores: dict[str, float], reference: float | None)
 
 
 def _figure(name: str, value: float, scores: Collection[str]) -> str:
-    """Return a score as text, marked if it is in percent: 0.93% is another F1 than 0.93."""
-    is_points = name in ("bleu", "chrf")  # as they are usually reported
-    return f"{formatted(value)}%" if is_percent(name, scores) and not is_points else formatted(value)
+    return f"{formatted(value)}{percent_sign(name, scores)}"
+
+
+def percent_sign(name: str, scores: Collection[str]) -> str:
+    """Return "%" for a score in percent, as 0.93% is another F1 than 0.93, except BLEU and chrF, reported without."""
+    return "%" if is_percent(name, scores) and name not in ("bleu", "chrf") else ""
 
 
 def _restart_rows(restarts: dict[str, Any]) -> list[tuple[str, str]]:

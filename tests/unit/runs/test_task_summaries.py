@@ -1,3 +1,7 @@
+from types import SimpleNamespace
+from typing import Any, cast
+
+from maskloom.runs.finetune_restarts import _DevWatch
 from maskloom.runs.task_summaries import evaluation_lines, finetuning_lines, notes_of, pretraining_lines, search_rows
 
 ACCOUNT = {
@@ -142,3 +146,11 @@ def test_pretraining_tells_what_was_held_out_with_and_without_a_start():
     assert lines[0] == ["held", "out", "before", "after"]
     assert ["backward", "perplexity", "8,200.0", "150.0"] in lines
     assert pretraining_lines({}) == ["nothing held out to evaluate"]
+
+
+def test_the_progress_of_answering_is_marked_as_percent_too():
+    plan = SimpleNamespace(task=SimpleNamespace(primary="f1"))
+    seed = cast(Any, SimpleNamespace(_plan=plan))
+    shown = _DevWatch.shown(seed, {"f1": 4.5553, "exact_match": 0.0, "loss": 4.4373})
+    assert shown == "dev f1 4.5553%, loss 4.4373"
+    assert _DevWatch.shown(seed, {"f1": 0.5, "accuracy": 0.5, "loss": 1.0}) == "dev f1 0.5000, loss 1.0000"
