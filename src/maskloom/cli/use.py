@@ -72,10 +72,11 @@ def predict(
     check_predictions(input_file, output, kind_of(models[0]), csv_safe=csv_safe)
     look_at_input(models, input_file, reading, needs_label=False)
     from maskloom.runs.predict import predict as run  # heavy, so wrong data is rejected first
+    from maskloom.runs.task_summaries import written_lines
 
     how = {"reading": reading, "max_length": max_length, "average": average, "csv_safe": csv_safe}
     result = run(models, input_file, output, **how, progress=terminal_progress())
-    show(result, as_json, beside=output)
+    show(result, as_json, lines=written_lines, beside=output)
 
 
 def fill_mask(
@@ -141,6 +142,7 @@ def embed(
     look_at_texts(model, input_file, reading)
     from maskloom.inference import Predictor  # heavy, so wrong data is rejected first
     from maskloom.runs.predict import embed as run
+    from maskloom.runs.task_summaries import written_lines
 
     page, written, precision = {}, {}, "bf16" if bf16 else "auto"
     # for both; int8 replaces the weights with which the page computes
@@ -153,7 +155,7 @@ def embed(
         predictor = one or Predictor.load(model, max_length=max_length, int8=True)
         how = {"reading": reading, "pooling": pooling, "normalize": normalize, "progress": terminal_progress()}
         written = {**run(predictor, input_file, output, **how), "precision": "int8" if int8 else precision}
-    show({**written, **page}, as_json, beside=output)
+    show({**written, **page}, as_json, lines=written_lines, beside=output)
 
 
 @takes_models
@@ -285,7 +287,7 @@ def generate(
     _check_one_or_file("--prompt TEXT", prompt, model, input_file, output, reading, report)
     from maskloom.inference import Predictor  # heavy, so wrong data is rejected first
     from maskloom.runs.predict import generate as run
-    from maskloom.runs.task_summaries import generated_lines, generation_line, reported_lines
+    from maskloom.runs.task_summaries import generated_lines, generation_line, reported_lines, written_lines
 
     predictor = Predictor.load(model, batch_size=batch_size)
     written, page, found = {}, {}, list[Any]()
@@ -302,7 +304,7 @@ def generate(
     if input_file is None:
         show({**found[0], **page}, as_json, lines=generated_lines, account=generation_line)
     elif written:
-        show({**written, **page}, as_json, beside=output)
+        show({**written, **page}, as_json, lines=written_lines, beside=output)
     else:
         show({**page, "texts": found}, as_json, lines=reported_lines)
 
@@ -330,14 +332,14 @@ def fill_spans(
     from maskloom.generation.search import Generation  # heavy, so wrong data is rejected first
     from maskloom.inference import Predictor
     from maskloom.runs.predict import generate as run
-    from maskloom.runs.task_summaries import generated_lines, generation_line
+    from maskloom.runs.task_summaries import generated_lines, generation_line, written_lines
 
     given = only_given(max_tokens=max_tokens, temperature=temperature, beam=beam, seed=seed)
     how = Generation(temperature=0.0 if beam is None else 1.0).changed(given)
     predictor = Predictor.load(model, batch_size=batch_size)
     if input_file is not None and output is not None:
         result = run(predictor, input_file, output, {}, fills=how, reading=reading, progress=terminal_progress())
-        show(result, as_json, beside=output)
+        show(result, as_json, lines=written_lines, beside=output)
         return
     (found,) = predictor.fill_spans([text or ""], how)
     show({"source": text, **found}, as_json, lines=generated_lines, account=generation_line)

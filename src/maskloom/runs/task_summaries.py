@@ -12,7 +12,7 @@ from maskloom.errors import amount
 from maskloom.metrics.answers import is_percent
 from maskloom.metrics.glue_score import OFFICIAL_METRICS
 from maskloom.objectives.pretraining import PRETRAINING, row_of, unigram_of
-from maskloom.runs.display import aligned, formatted, printable
+from maskloom.runs.display import aligned, formatted, lines_of, printable
 from maskloom.runs.glue.files import TASKS
 from maskloom.runs.search_space import settings_text
 from maskloom.tasks.kinds import KINDS
@@ -105,6 +105,15 @@ def evaluation_lines(result: dict[str, Any]) -> list[str]:
         rows.append(("degenerate", result["degenerate"]))
     rows += [(f"sacrebleu's {name}", signature) for name, signature in result.get("signatures", {}).items()]
     return aligned([*rows, ("examples", examples_text(result["data"]))])
+
+
+def written_lines(result: dict[str, Any]) -> list[str]:
+    """Return what was written and, in one line, what was read for it."""
+    if "data" not in result:
+        return lines_of(result)
+    told = {"data", "max_length", "num_truncated_examples", *_LOST}
+    own = {name: value for name, value in result.items() if name not in told}
+    return lines_of({**own, "read": examples_text({**result, **result["data"]})})
 
 
 def tuning_lines(result: dict[str, Any]) -> list[str]:

@@ -2,7 +2,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from maskloom.runs.finetune_restarts import _DevWatch
-from maskloom.runs.task_summaries import evaluation_lines, finetuning_lines, notes_of, pretraining_lines, search_rows
+from maskloom.runs.task_summaries import (
+    evaluation_lines,
+    finetuning_lines,
+    notes_of,
+    pretraining_lines,
+    search_rows,
+    written_lines,
+)
 
 ACCOUNT = {
     "path": "train.csv", "num_rows": 1_200, "num_kept": 1_199, "dropped": {"empty text": 1},
@@ -154,3 +161,15 @@ def test_the_progress_of_answering_is_marked_as_percent_too():
     shown = _DevWatch.shown(seed, {"f1": 4.5553, "exact_match": 0.0, "loss": 4.4373})
     assert shown == "dev f1 4.5553%, loss 4.4373"
     assert _DevWatch.shown(seed, {"f1": 0.5, "accuracy": 0.5, "loss": 1.0}) == "dev f1 0.5000, loss 1.0000"
+
+
+def test_a_file_of_predictions_tells_what_was_read_in_one_line():
+    data = {name: value for name, value in ACCOUNT.items() if name not in ("max_length", "num_truncated_examples")}
+    result = {"output": "p.csv", "num_predictions": 1_199, "num_truncated_examples": 3, "max_length": 32, "data": data}
+    assert written_lines(result) == [
+        "output       p.csv",
+        "predictions  1,199",
+        "read         1,199 of 1,200 rows of train.csv; 1 dropped: empty text (first at line 7); "
+        "3 truncated to 32 tokens",
+    ]
+    assert written_lines({"page": "a.html"}) == ["page  a.html"]
