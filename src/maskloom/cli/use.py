@@ -143,6 +143,7 @@ def embed(
     from maskloom.inference import Predictor  # heavy, so wrong data is rejected first
     from maskloom.runs.predict import embed as run
     from maskloom.runs.task_summaries import written_lines
+    from maskloom.system.devices import half_type
 
     page, written, precision = {}, {}, "bf16" if bf16 else "auto"
     # for both; int8 replaces the weights with which the page computes
@@ -154,7 +155,8 @@ def embed(
     if output is not None:
         predictor = one or Predictor.load(model, max_length=max_length, int8=True)
         how = {"reading": reading, "pooling": pooling, "normalize": normalize, "progress": terminal_progress()}
-        written = {**run(predictor, input_file, output, **how), "precision": "int8" if int8 else precision}
+        used = "int8" if int8 else "bf16" if half_type(precision, predictor.device) else "fp32"
+        written = {**run(predictor, input_file, output, **how), "precision": used}
     show({**written, **page}, as_json, lines=written_lines, beside=output)
 
 

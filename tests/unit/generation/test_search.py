@@ -269,3 +269,14 @@ def test_numbers_of_an_apple_gpu_are_read_on_the_processor():
     on_apple = [SimpleNamespace(device=torch.device("mps"), cpu=lambda part=part: part) for part in given]
     choose = Choice(None, (), Generation(), [0, 1])
     assert choose.read(*given) == choose.read(*on_apple) == [[1.5, 2.0], [-0.25, 7.0]]
+
+
+def test_only_settings_that_have_an_effect_are_in_use():
+    sampled = Generation(max_tokens=9, temperature=0.5, seed=3).used()
+    assert {"temperature", "top_p", "seed"} <= sampled.keys()
+    assert sampled.keys().isdisjoint({"beam", "length_penalty", "num_best", "top_k"})
+    searched = Generation(max_tokens=9, beam=4, num_best=2, length_penalty=0.6).used()
+    assert searched == {"max_tokens": 9, "beam": 4, "length_penalty": 0.6, "num_best": 2} | {
+        "min_tokens": 0,
+        "no_repeat_ngram": 0,
+    }
