@@ -107,10 +107,10 @@ def test_a_resumed_run_knows_what_was_before(corpus: Path, tmp_path: Path) -> No
 def test_who_reads_the_text_of_the_initial_model_again_is_warned(corpus: Path, tmp_path: Path) -> None:
     first = tmp_path / "first"
     _, said = run(corpus, first, model_folder(tmp_path / "init", ("mlm", "nsp")))
-    assert not [line for line in said if line.startswith("WARNING")]
+    assert not [line for line in said if line.startswith("warning")]
     _, said = run(corpus, tmp_path / "again", first / "model")
-    (line,) = [line for line in said if line.startswith("WARNING")]
-    assert line.startswith(f"WARNING: {first} was trained on this corpus, so it has read what this run reads and")
+    (line,) = [line for line in said if line.startswith("warning")]
+    assert line.startswith(f"warning: {first} was trained on this corpus, so it has read what this run reads and")
 
 
 def test_heads_that_a_folder_lacks_are_said_to_be_new(corpus: Path, tmp_path: Path) -> None:

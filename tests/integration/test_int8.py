@@ -72,7 +72,7 @@ def test_the_command_writes_what_python_gives(folder, texts, tmp_path):
     command = ["embed", "--model", str(folder), "--input", str(tmp_path / "in.txt"), "--json"]
     vectors = []
     for options, precision, loaded in (
-        ([], "auto", {}),
+        ([], "fp32", {}),
         (["--int8"], "int8", {"int8": True}),
         (["--bf16"], "bf16", {"precision": "bf16"}),
     ):

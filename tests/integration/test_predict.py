@@ -333,7 +333,7 @@ def test_pages_about_attention(classifier, tmp_path, run, monkeypatch):
     both = json.loads(run(*file, "--report", page, "--output", tmp_path / "v.npy", "--json").splitlines()[0])
     assert len(opened) == 1
     alone = embed(load(classifier), tmp_path / "in.txt", tmp_path / "alone.npy")
-    about = {"precision": "auto", "page": str(page), "num_shown": 2, "num_left_out": 0}
+    about = {"precision": "fp32", "page": str(page), "num_shown": 2, "num_left_out": 0}
     assert {**both, "output": alone["output"]} == {**alone, **about}
     assert (tmp_path / "v.npy").read_bytes() == (tmp_path / "alone.npy").read_bytes()
     assert (both["num_vectors"], both["num_shown"], both["num_left_out"]) == (2, 2, 0)

@@ -211,7 +211,7 @@ def test_two_phases_carry_the_weights_over(run, corpus: Path, tmp_path: Path, mo
     monkeypatch.setattr(pretraining, "evaluate", lambda *given: evaluated.append(given) or evaluate(*given))
     said = run("pretrain", "--corpus", corpus, "--out", out, "--size", "tiny", *TINY, *more)
     assert "data.max_length = 64: ignored, every phase has its own length" in said
-    (held_out,) = re.findall(r"held out: (\d+) of (\d+) documents, ([\d.]+) % of the tokens", said)
+    (held_out,) = re.findall(r"held out: (\d+) of (\d+) documents, ([\d.]+)% of the tokens", said)
     _check_share(corpus, held_out)
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     assert [e["step"] for e in events if e["event"] == "finished"] == [6, 3]

@@ -185,7 +185,7 @@ def test_other_weights_of_a_rerun_are_named(command, run_folder: Path, tmp_path:
     _changed(run_folder, lambda content: content["versions"].update(numpy="0.1"))
     code, said = command("rerun", run_folder, "--out", tmp_path / "again", "--allow-version-change")
     assert code == 1
-    assert "WARNING: numpy was 0.1" in said
+    assert "warning: numpy was 0.1" in said
     assert "largest difference" in said
 
 
@@ -219,7 +219,7 @@ def test_a_disk_that_stays_full_ends_the_run_with_74_and_it_resumes_to_the_bit(
     code, said = command(*_start(corpus, out))
     arm()
     assert code == 74, said
-    assert "WARNING: [Errno 28] No space left on device" in said
+    assert "warning: [Errno 28] No space left on device" in said
     assert "Training continues; if the next save fails too, it stops" in said
     assert "error: fault point files.write: No space left on device" in said
     assert "Traceback" not in said

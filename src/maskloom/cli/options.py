@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -291,7 +292,10 @@ def complete_key(context: typer.Context, incomplete: str) -> list[str]:
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", help="Override a recipe key, such as training.steps=1000. Repeatable.", autocompletion=complete_key
+        "--set",
+        help="Override a recipe key, such as training.steps=1000 (maskloom recipes show NAME lists them, with NAME a "
+        "recipe, pretrain or finetune). Repeatable.",
+        autocompletion=complete_key,
     ),
 ]
 Metric = Annotated[str | None, typer.Option(help="The dev score that selects the best weights.")]
@@ -381,7 +385,7 @@ class PointingGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except _EXCEPTIONS.NoSuchOption as error:
-            meant = _meant(error) or error.possibilities
+            meant = _meant(error) or get_close_matches(error.option_name, error.possibilities or (), cutoff=0.75)
             raise _EXCEPTIONS.NoSuchOption(error.option_name, possibilities=meant, ctx=error.ctx) from None
         except _EXCEPTIONS.BadParameter as error:  # newer releases of typer parse values with pydantic
             from maskloom.recipe_files import reason_of

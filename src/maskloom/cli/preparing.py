@@ -58,7 +58,9 @@ def vocab_train(
         ),
     ] = "wordpiece",
     out: Out,
-    size: Annotated[int, typer.Option(min=1, help="Number of pieces, including special tokens.")],
+    size: Annotated[
+        int, typer.Option(min=1, help="Number of pieces, including special tokens; 30,000 in the BERT paper.")
+    ],
     cased: Annotated[bool, typer.Option("--cased", help="Keep case and accents, as byte-bpe always does.")] = False,
     score: Annotated[
         Literal["frequency", "likelihood"],

@@ -72,7 +72,8 @@ def pretrain(
 
     shown = terminal_progress()
     result = run(chosen, corpus=corpus, out=out, resume=resume, init=init, verify=verify, progress=shown)
-    show(result, lines=lambda result: [*pretraining_lines(result), f"written to {out}"])
+    last = f"written to {out}; next: {shlex.join(['maskloom', 'report', str(out)])}"
+    show(result, lines=lambda result: [*pretraining_lines(result), last])
 
 
 def _begin(

@@ -69,10 +69,11 @@ def predict(
     check_predictions(input_file, output, kind_of(models[0]), csv_safe=csv_safe)
     look_at_input(models, input_file, reading, needs_label=False)
     from maskloom.runs.predict import predict as run  # heavy, so wrong data is rejected first
+    from maskloom.runs.task_summaries import written_lines
 
     how = {"reading": reading, "max_length": max_length, "average": average, "csv_safe": csv_safe}
     result = run(models, input_file, output, **how, progress=terminal_progress())
-    show(result, beside=output)
+    show(result, lines=written_lines, beside=output)
 
 
 def fill_mask(
@@ -136,6 +137,8 @@ def embed(
     look_at_texts(model, input_file, reading)
     from maskloom.inference import Predictor  # heavy, so wrong data is rejected first
     from maskloom.runs.predict import embed as run
+    from maskloom.runs.task_summaries import written_lines
+    from maskloom.system.devices import half_type
 
     page, written, precision = {}, {}, "bf16" if bf16 else "auto"
     # for both; int8 replaces the weights with which the page computes
@@ -147,8 +150,9 @@ def embed(
     if output is not None:
         predictor = one or Predictor.load(model, max_length=max_length, int8=True)
         how = {"reading": reading, "pooling": pooling, "normalize": normalize, "progress": terminal_progress()}
-        written = {**run(predictor, input_file, output, **how), "precision": "int8" if int8 else precision}
-    show({**written, **page}, beside=output)
+        used = "int8" if int8 else "bf16" if half_type(precision, predictor.device) else "fp32"
+        written = {**run(predictor, input_file, output, **how), "precision": used}
+    show({**written, **page}, lines=written_lines, beside=output)
 
 
 @takes_models
@@ -275,7 +279,7 @@ def generate(
     _check_one_or_file("--prompt TEXT", prompt, model, input_file, output, reading, report)
     from maskloom.inference import Predictor  # heavy, so wrong data is rejected first
     from maskloom.runs.predict import generate as run
-    from maskloom.runs.task_summaries import generated_lines, generation_line, reported_lines
+    from maskloom.runs.task_summaries import generated_lines, generation_line, reported_lines, written_lines
 
     predictor = Predictor.load(model, batch_size=batch_size)
     written, page, found = {}, {}, list[Any]()
@@ -292,7 +296,7 @@ def generate(
     if input_file is None:
         show({**found[0], **page}, lines=generated_lines, account=generation_line)
     elif written:
-        show({**written, **page}, beside=output)
+        show({**written, **page}, lines=written_lines, beside=output)
     else:
         show({**page, "texts": found}, lines=reported_lines)
 
@@ -319,14 +323,14 @@ def fill_spans(
     from maskloom.generation.search import Generation  # heavy, so wrong data is rejected first
     from maskloom.inference import Predictor
     from maskloom.runs.predict import generate as run
-    from maskloom.runs.task_summaries import generated_lines, generation_line
+    from maskloom.runs.task_summaries import generated_lines, generation_line, written_lines
 
     given = only_given(max_tokens=max_tokens, temperature=temperature, beam=beam, seed=seed)
     how = Generation(temperature=0.0 if beam is None else 1.0).changed(given)
     predictor = Predictor.load(model, batch_size=batch_size)
     if input_file is not None and output is not None:
         result = run(predictor, input_file, output, {}, fills=how, reading=reading, progress=terminal_progress())
-        show(result, beside=output)
+        show(result, lines=written_lines, beside=output)
         return
     (found,) = predictor.fill_spans([text or ""], how)
     show({"source": text, **found}, lines=generated_lines, account=generation_line)

@@ -21,7 +21,7 @@ from maskloom.cli.options import (
     with_options,
 )
 from maskloom.errors import UsageError
-from maskloom.runs.display import terminal_progress
+from maskloom.runs.display import lines_of, terminal_progress
 from maskloom.words.settings import WordsRecipe
 
 words_app = Commands()
@@ -162,7 +162,17 @@ def evaluate(
         refuse("it limits where the answers of --analogies are searched; leave it out", "most")
     from maskloom.runs.words import evaluate_words
 
-    show(evaluate_words(vectors, pairs or (), analogies or (), most))
+    show(evaluate_words(vectors, pairs or (), analogies or (), most), lines=evaluation_lines)
+
+
+def evaluation_lines(scores: dict[str, dict[str, Any]]) -> list[str]:
+    """Return the scores of each file, with a line for each section of which questions were asked."""
+    shown = {}
+    for name, found in scores.items():
+        sections = found.get("sections", {}).items()
+        told = {section: f"{one['right']:,} of {one['asked']:,}" for section, one in sections if one["asked"]}
+        shown[name] = {**found, "sections": told}
+    return lines_of(shown)
 
 
 @words_app.command("plot")

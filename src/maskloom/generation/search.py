@@ -76,6 +76,11 @@ class Generation:
             raise ConfigError(f"length_penalty {self.length_penalty:g}: it is only for beam search; give a beam")
         self._refuse_draws(name for name, plain in _OF_DRAWS.items() if getattr(self, name) != plain)
 
+    def used(self) -> dict[str, Any]:
+        """Return the settings that have an effect: those of sampling, or of a search."""
+        unused = ("num_best",) if self.beam is None else tuple(_OF_DRAWS)
+        return {name: value for name, value in vars(self).items() if value is not None and name not in unused}
+
     def _refuse_draws(self, names: Iterable[str]) -> None:
         drawn = [name for name in names if name in _OF_DRAWS]
         if self.beam is not None and drawn:

@@ -253,9 +253,13 @@ def scatter_chart(dots: Sequence[tuple[str, float, float, str]], *, name: str) -
 
 
 def ticks(low: float, high: float, *, is_fraction: bool = False) -> list[float]:
-    """Return about five round numbers that enclose low and high, ascending; fractions stay within 0 and 1."""
+    """Return about five round numbers that enclose low and high, ascending.
+
+    Fractions stay within 0 and 1; if no value is negative, no tick is.
+    """
     if high - low <= 1e-9 * max(abs(low), abs(high), 1.0):
-        low, high = (max(0.0, low - 0.05), min(1.0, high + 0.05)) if is_fraction else (low - 0.5, high + 0.5)
+        least, (most, margin) = 0.0 if low >= 0.0 else -math.inf, (1.0, 0.05) if is_fraction else (math.inf, 0.5)
+        low, high = max(least, low - margin), min(most, high + margin)
     rough = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)

@@ -125,7 +125,7 @@ def _look_at(
     place = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
     free = shutil.disk_usage(place).free
     if free < found.num_bytes:
-        say(f"WARNING: the disk of {place} has room for only {_size(free)}")
+        say(f"warning: the disk of {place} has room for only {_size(free)}")
 
 
 def _size(num_bytes: float) -> str:

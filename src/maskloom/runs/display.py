@@ -102,10 +102,12 @@ def _in_line(value: Any, key: str = "") -> str:
 
 
 def formatted(value: Any) -> str:
-    """Return a value as text: four digits of a float, a long list by its length."""
+    """Return a value as text: four digits of a float, truth as in a recipe, a long list by its length."""
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 9999.5 else f"{value:,.0f}"
-    if isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, list | tuple):
         return f"{len(value)} entries" if len(value) > 12 else ", ".join(map(formatted, value))

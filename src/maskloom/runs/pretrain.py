@@ -396,4 +396,4 @@ def _held_out_line(corpus: Corpus, held_out: np.ndarray) -> str:
         return "the corpus has one document, so none is held out and no held-out loss can be shown"
     starts = corpus.sentence_offsets[corpus.document_offsets]
     share = int(np.diff(starts)[held_out].sum()) / max(1, corpus.num_tokens)
-    return f"held out: {len(held_out):,} of {corpus.num_documents:,} documents, {100 * share:.3g} % of the tokens"
+    return f"held out: {len(held_out):,} of {corpus.num_documents:,} documents, {100 * share:.3g}% of the tokens"

@@ -70,12 +70,12 @@ def _check_environment(run: Path, before: dict[str, Any], allow_version_change: 
     if changes and not allow_version_change:
         raise ConfigError(f"{run}: {'; '.join(changes)}; --allow-version-change repeats the run anyway")
     if changes:
-        progress.say(f"WARNING: {'; '.join(changes)}: the result may differ")
+        progress.say(f"warning: {'; '.join(changes)}: the result may differ")
     if now["world_size"] != (number := before["world_size"]):
         how = f"start with torchrun --nproc-per-node {number}"
         raise ConfigError(f"{run} was trained by {number} processes, this one has {now['world_size']}; {how}")
     if changes := _changes(before["hardware"], now["hardware"], ("machine", "processor", "cuda")):
-        progress.say(f"WARNING: {'; '.join(changes)}: the last bits may differ")
+        progress.say(f"warning: {'; '.join(changes)}: the last bits may differ")
 
 
 def _changes(before: dict[str, Any], now: dict[str, Any], names: Sequence[str]) -> list[str]:

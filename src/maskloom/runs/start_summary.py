@@ -33,7 +33,7 @@ def repeated_text_lines(init: Path, corpus: str) -> list[str]:
     with suppress(ConfigError):  # not the model of a run
         if described(run)["inputs"].get("corpus") == corpus:
             what = "so it has read what this run reads and holds out"
-            return [f"WARNING: {run} was trained on this corpus, {what}; continue it with --resume --steps N instead"]
+            return [f"warning: {run} was trained on this corpus, {what}; continue it with --resume --steps N instead"]
     return []
 
 
@@ -101,7 +101,7 @@ def default_lines(recipe: PretrainRecipe | FinetuneRecipe) -> list[str]:
 
 
 def _optimisation(training: TrainingSection) -> str:
-    warmup = f"{training.resolved_warmup_steps():,} steps"
+    warmup = amount(training.resolved_warmup_steps(), "step")
     if training.minutes is not None:
         warmup = f"{training.warmup_ratio:.0%} of the time"
     then = "falling to 0" if training.schedule in ("linear", "google") else training.schedule

@@ -44,22 +44,26 @@ def describe_metrics(metrics: dict[str, float]) -> str:
 
 
 def pretraining_lines(result: dict[str, Any]) -> list[str]:
-    """Return the results of pre-training, compared with those of the initial model if there was one."""
+    """Return the held-out results of pre-training, next to those of the initial model if there was one."""
     before = result.get("before")
-    if not before:
-        return lines_of(result)
+    columns = {"before": before, "after": result} if before else {"at the end": result}
     forms = {}
     names = {row.part: row.names[0] for row in PRETRAINING.values()}
     for part, name in (names | {task: row.name for task, row in PAIR_TASKS.items()}).items():
         forms[f"{part}_loss"] = f"{name} loss, nats", "{:.3f}"
-        forms[f"{part}_accuracy"] = f"{name} accuracy", "{:.3f}"
+        forms[f"{part}_accuracy"] = f"{name} accuracy", "{:.1%}"
+        forms[f"{part}_majority_fraction"] = "constant answer", "{:.1%}"
         forms[f"{part}_perplexity"] = "perplexity", "{:,.1f}"
-    rows = [("held out", "before", "after")]
+    forms |= {f"{way}_perplexity": (f"{way} perplexity", "{:,.1f}") for way in ("forward", "backward")}
+    rows = [("held out", *columns)]
     for key, (name, form) in forms.items():
-        if isinstance(before.get(key), float) and isinstance(result.get(key), float):
-            rows.append((name, form.format(before[key]), form.format(result[key])))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [f"{name:<{widths[0]}}  {first:>{widths[1]}}  {last:>{widths[2]}}" for name, first, last in rows]
+        values = [metrics.get(key) for metrics in columns.values()]
+        if all(isinstance(value, float) for value in values):
+            rows.append((name, *map(form.format, values)))
+    if len(rows) == 1:
+        return [describe_metrics({})]
+    first, *others = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join([f"{name:<{first}}", *map(str.rjust, cells, others)]) for name, *cells in rows]
     if unigram := unigram_of(result):
         lines.append(f"{result['num_predictions']:,.0f} predicted pieces of held-out text; unigram: {unigram:.3f} nats")
     return lines
@@ -105,6 +109,15 @@ def evaluation_lines(result: dict[str, Any]) -> list[str]:
         rows.append(("degenerate", result["degenerate"]))
     rows += [(f"sacrebleu's {name}", signature) for name, signature in result.get("signatures", {}).items()]
     return aligned([*rows, ("examples", examples_text(result["data"]))])
+
+
+def written_lines(result: dict[str, Any]) -> list[str]:
+    """Return what was written and, in one line, what was read for it."""
+    if "data" not in result:
+        return lines_of(result)
+    told = {"data", "max_length", "num_truncated_examples", *_LOST}
+    own = {name: value for name, value in result.items() if name not in told}
+    return lines_of({**own, "read": examples_text({**result, **result["data"]})})
 
 
 def tuning_lines(result: dict[str, Any]) -> list[str]:
@@ -159,13 +172,13 @@ def _score_rows(primary: str, scores: dict[str, float], reference: float | None)
 
 
 def figure(name: str, value: float, scores: Collection[str]) -> str:
-    """Return one of some scores as text, marked if it is in percent: 0.93 % is another F1 than 0.93."""
+    """Return one of some scores as text, marked if it is in percent: 0.93% is another F1 than 0.93."""
     return formatted(value) + unit_of(name, scores)
 
 
 def unit_of(name: str, scores: Collection[str]) -> str:
-    """Return " %" if a score, one of some, is in percent; BLEU and chrF have no unit, as they are usually reported."""
-    return " %" if is_percent(name, scores) and name not in ("bleu", "chrf") else ""
+    """Return "%" if a score, one of some, is in percent; BLEU and chrF have no unit, as they are usually reported."""
+    return "%" if is_percent(name, scores) and name not in ("bleu", "chrf") else ""
 
 
 def info_lines(info: dict[str, Any]) -> list[str]:

@@ -38,6 +38,7 @@ _SUFFIXES: dict[Form, str] = {"binary": ".bin", "text": ".txt"}
 _SECONDS_BETWEEN_SAVES = 600.0
 # Sentences end only where a document ends; one line may be a whole text, as in text8.
 _LONGEST_DOCUMENT = 1 << 22
+_LITTLE_TEXT = 10_000_000  # words below which skip-gram's default rate is too low (docs/WORDS.md, Training)
 
 
 @alone_in_folder()
@@ -131,6 +132,8 @@ def _prepare(
         examples = f": {', '.join(map(visible, phrases[:3]))}{', ...' if len(phrases) > 3 else ''}" if phrases else ""
         progress.say(f"joined {amount(len(phrases), 'pair')} of words into phrases{examples}")
     words, counts = keep_frequent(path, words, recipe.min_count)
+    if counts.sum() < _LITTLE_TEXT and recipe.model == "skipgram" and recipe.learning_rate is None:
+        progress.say("note: on fewer than ten million words, skip-gram learns more with --learning-rate 0.05")
     progress.end()
     pairs = zip(words, counts.tolist(), strict=True)
     write_text(out / VOCABULARY, "".join(f"{word} {count}\n" for word, count in pairs))

@@ -115,8 +115,9 @@ def encode_labels(data: ReadExamples, kind: Kind, names: tuple[str, ...]) -> np.
         are_ids = all(map(str.isdecimal, found)) and not any(map(NUMBER.fullmatch, names))
         data.report.labels_are_ids = are_ids
         if are_ids:
-            shown = ", ".join(f"{number} is {name!r:.80}" for number, name in [*enumerate(names)][:20])
-            data.report.notes.append(f"labels are numbers, read as ids: {shown}{' ...' if len(names) > 20 else ''}")
+            told = [f"{number} is {name!r:.80}" for number, name in enumerate(names)]
+            shown = told if len(told) <= 4 else [*told[:3], "...", told[-1]]
+            data.report.notes.append(f"labels are numbers, read as ids: {', '.join(shown)}")
     if data.report.labels_are_ids:
         ids = {str(number): number for number in range(len(names))}
     if kind != "multilabel":

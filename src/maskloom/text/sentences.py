@@ -75,7 +75,7 @@ def check_language(language: str) -> None:
     if language not in LANGUAGES.split(", "):
         raise ConfigError(
             f"language is {language!r:.80}, which has no sentence rules; there are rules for {LANGUAGES}. "
-            "For any other, choose the nearest, or put each sentence on its own line and build with sentences 'lines'"
+            "For any other, choose the nearest, or put each sentence on its own line (corpus build --sentences lines)"
         )
 
 

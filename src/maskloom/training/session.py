@@ -355,13 +355,13 @@ class TrainingSession:
         """Warn, once per problem, about a step that was nevertheless taken."""
         for kind, text in self._watch.look(report.step, report.loss).items():
             self.write("warning", step=report.step, kind=kind, text=text)
-            self.tell(f"WARNING: {text}")
+            self.tell(f"warning: {text}")
         size = self.state.micro_batch_size
         if size != self._told_size:
             self._told_size = size
             self.write("out_of_memory", step=report.step, micro_batch_size=size)
             self.tell(
-                f"WARNING: step {report.step}: memory ran out; from now on batches are computed in "
+                f"warning: step {report.step}: memory ran out; from now on batches are computed in "
                 f"micro-batches of {size}; the batch size stays the same"
             )
 

@@ -32,6 +32,9 @@ from maskloom.text.vocabulary_training import VocabularySettings
         (["finetune", "--num_train_epochs", "3"], "--epochs"),
         (["finetune", "--per-device-train-batch-size", "3"], "--batch-size"),
         (["finetune", "--model_name_or_path", "x"], "--model"),
+        (["finetune", "--save-steps", "3"], "--set training.save_every=VALUE"),
+        (["pretrain", "--fp16", "x"], "--set training.precision=VALUE"),
+        (["pretrain", "--dropout", "0.3"], "--set model.config.hidden_dropout_prob=VALUE"),
         (["finetune", "--warmup-ratio", "0.1"], "--set training.warmup_ratio=VALUE"),
         (["finetune", "--stride", "64"], "--set span.stride=VALUE"),
         (["pretrain", "--max_steps", "3"], "--steps"),
@@ -56,6 +59,12 @@ def test_an_unknown_flag_points_to_the_right_one(arguments, hint):
     said = " ".join(result.output.replace("│", " ").split())
     assert f"No such option: {arguments[-2]}" in said
     assert hint in said
+
+
+def test_an_unknown_flag_like_no_other_gets_no_hint():
+    said = CliRunner().invoke(app, ["pretrain", "--gpus", "3"]).output
+    assert "No such option: --gpus" in said
+    assert "Possible" not in said
 
 
 @pytest.mark.parametrize(

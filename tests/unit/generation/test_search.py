@@ -285,3 +285,14 @@ def test_a_source_without_tokens_has_the_same_target_alone_and_beside_another(na
         found.append(decode_sources(model, hidden, layout, Generation(4, beam=2), begin=[0], end=2)[0])
     assert found[0].token_ids == found[1].token_ids == found[2].token_ids
     assert found[0].log_probability == pytest.approx(found[1].log_probability, abs=1e-5)
+
+
+def test_only_settings_that_have_an_effect_are_in_use():
+    sampled = Generation(max_tokens=9, temperature=0.5, seed=3).used()
+    assert {"temperature", "top_p", "seed"} <= sampled.keys()
+    assert sampled.keys().isdisjoint({"beam", "length_penalty", "num_best", "top_k"})
+    searched = Generation(max_tokens=9, beam=4, num_best=2, length_penalty=0.6).used()
+    assert searched == {"max_tokens": 9, "beam": 4, "length_penalty": 0.6, "num_best": 2} | {
+        "min_tokens": 0,
+        "no_repeat_ngram": 0,
+    }

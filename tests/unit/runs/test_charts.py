@@ -25,6 +25,8 @@ def test_ticks_are_few_and_enclose_the_values(first: float, second: float) -> No
 def test_ticks_of_shares_stay_shares() -> None:
     assert ticks(0.614, 0.614, is_fraction=True)[0] >= 0
     assert ticks(1.0, 1.0, is_fraction=True)[-1] <= 1
+    assert ticks(0.0, 0.0)[0] == 0.0
+    assert ticks(-0.2, -0.2)[0] < -0.2
     assert ticks(0.12, 0.93) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
 
 

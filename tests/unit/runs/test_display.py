@@ -22,7 +22,7 @@ def test_lines_are_aligned_and_nested() -> None:
         "loss    1.235",
         "tokens  1,234,567",
         "nested:",
-        "  a  True",
+        "  a  true",
         "list    1, 2",
         "long    20 entries",
     ]
@@ -47,7 +47,7 @@ def test_what_is_not_there_has_no_line_and_counts_are_told_from_things() -> None
         "number of differing  2",
         "differing            a, b",
         "rate                 0",
-        "is                   False",
+        "is                   false",
     ]
     assert lines_of(result) == screen_of(result) == expected
     assert lines_of({"num_differing": 0, "differing": []}) == ["differing  0"]

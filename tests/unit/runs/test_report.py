@@ -10,7 +10,7 @@ from maskloom.config import PretrainRecipe, recipe_toml, validate_recipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.runs.charts import distinct_names, visible
 from maskloom.runs.report.page import charts_of, mean_curve, phase_marks, points, report
-from maskloom.runs.report.record import RunRecord, in_one_count, score_table
+from maskloom.runs.report.record import RunRecord, data_account, differences, in_one_count, read_run, score_table
 from maskloom.runs.rerun import rerun
 
 ENVIRONMENT = {
@@ -129,6 +129,32 @@ def test_a_page_shows_what_differs_and_nothing_else(tmp_path):
     assert re.findall(r'<td class="key">([^<]*)', differing)[0] == "training.learning_rate"
     assert "0.003" in differing
     assert "batch_size" not in differing
+
+
+def test_runs_of_different_kinds_do_not_differ_in_keys_that_only_one_has(tmp_path):
+    one = write_run(tmp_path / "one", events=EVENTS, metrics={"mlm_loss": 3.5, "num_predictions": 2934.0})
+    tuned = []
+    for name, metric in (("a", "f1"), ("b", "accuracy")):
+        folder = write_run(tmp_path / name)
+        (folder / "recipe.toml").write_text('kind = "finetune"\n')
+        inputs = {"model": "0" * 64, "train": "1" * 64, "dev": "2" * 64, "metric": metric}
+        paths = {name: f"{name}.csv" for name in ("model", "train", "dev")}
+        description = json.loads((folder / "run.json").read_text()) | {"inputs": inputs, "paths": paths}
+        (folder / "run.json").write_text(json.dumps(description))
+        tuned.append(read_run(folder, name))
+    assert differences([read_run(one, "one"), tuned[0]]) == []
+    assert differences([read_run(one, "one"), *tuned]) == [["input: metric", "–", "f1", "accuracy"]]
+    assert ["predictions", "2934"] in score_table([read_run(one, "one")])
+
+
+def test_a_note_on_a_file_is_told_once(tmp_path):
+    part = {"path": "a.csv", "num_rows": 2, "num_kept": 2, "dropped": {}, "notes": ["odd"]}
+    events = [{"event": "data", "train": part, "dev": part, "notes": ["a.csv: odd"], "labels": []}]
+    folder = write_run(tmp_path / "run", events=events)
+    description = json.loads((folder / "run.json").read_text()) | {"inputs": {"train": "1" * 64}, "paths": {}}
+    (folder / "run.json").write_text(json.dumps(description))
+    told = [text for _, text in data_account(read_run(folder, "run"))]
+    assert told == ["2 of 2 rows of a.csv", "2 of 2 rows of a.csv", "a.csv: odd"]
 
 
 def test_every_objective_has_its_own_chart_of_the_loss(tmp_path):

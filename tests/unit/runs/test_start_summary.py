@@ -36,6 +36,8 @@ def test_a_phase_tells_its_steps_tokens_and_epochs_and_what_a_cap_cuts_off():
     ]
     assert len(phase_lines(plan, Account(16_000, 100.0, 15.0, 0.0))) == 2
     assert " tokens, 3,200 epochs of 20 " in phase_lines(plan, Account(20, 100.0, 15.0, 0.0))[0]
+    (short,) = phase_plans(load_recipe(PretrainRecipe, None, ["training.steps=10"]))
+    assert "after 1 step of warm-up, then" in phase_lines(short, account)[1]
 
 
 def test_finetuning_tells_the_epochs_over_what_batches_hold():

@@ -1,4 +1,16 @@
-from maskloom.runs.task_summaries import evaluation_lines, finetuning_lines, info_lines, notes_of, search_rows
+from types import SimpleNamespace
+from typing import Any, cast
+
+from maskloom.runs.finetune_restarts import _DevWatch
+from maskloom.runs.task_summaries import (
+    evaluation_lines,
+    finetuning_lines,
+    info_lines,
+    notes_of,
+    pretraining_lines,
+    search_rows,
+    written_lines,
+)
 
 ACCOUNT = {
     "path": "train.csv", "num_rows": 1_200, "num_kept": 1_199, "dropped": {"empty text": 1},
@@ -75,12 +87,12 @@ def test_cut_targets_are_told():
 def test_official_scores_of_answers_are_marked_as_percent():
     answers = {"f1": 81.25, "exact_match": 72.5, "loss": 0.25}
     lines = evaluation_lines({**answers, "metric": "f1", "reference": None, "degenerate": None, "data": ACCOUNT})
-    assert lines[:3] == ["f1           81.25 %", "exact match  72.5 %", "loss         0.25"]
+    assert lines[:3] == ["f1           81.25%", "exact match  72.5%", "loss         0.25"]
     run = finetuned(scores={"0": 80.0, "1": 81.25}, mean=80.625, standard_deviation=0.884, degenerate={})
     run["best"]["scores"], run["last"]["scores"] = answers, {**answers, "f1": 80.5}
     text = "\n".join(finetuning_lines({**run, "task": "span", "metric": "f1"}))
-    assert "after its last epoch it had 80.5 %" in text
-    assert "80.6250 ± 0.8840 %, median 80.6250 % (2 runs)" in text
+    assert "after its last epoch it had 80.5%" in text
+    assert "80.6250 ± 0.8840%, median 80.6250% (2 runs)" in text
     headers, rows = search_rows(
         {
             "metric": "f1",
@@ -97,14 +109,14 @@ def test_official_scores_of_answers_are_marked_as_percent():
             ],
         }
     )
-    assert dict(zip(headers, rows[0], strict=True))["f1, best on dev"] == "81.2500 %"
+    assert dict(zip(headers, rows[0], strict=True))["f1, best on dev"] == "81.2500%"
 
 
 def test_the_scores_of_a_folder_have_their_units():
     """Regression: the F1 of answers stood beside fractions of other runs without its unit."""
     scores = {"f1": 81.25, "exact_match": 72.5, "loss": 0.25, "constant answer": 50.0}
     (line,) = info_lines({"scores": scores, "metrics": {"metric": "f1"}})[:1]
-    assert line.split(maxsplit=1)[1] == "f1 81.25 %, exact_match 72.5 %, loss 0.25, constant answer 50 %"
+    assert line.split(maxsplit=1)[1] == "f1 81.25%, exact_match 72.5%, loss 0.25, constant answer 50%"
     (line,) = info_lines({"scores": {"accuracy": 0.75, "constant answer": None}, "metrics": {"metric": "accuracy"}})[:1]
     assert line.split(maxsplit=1)[1] == "accuracy 0.75"
 
@@ -117,8 +129,8 @@ def test_several_labels_have_fractions_and_unanswerable_questions_percent():
     labels = lines("exact_match", 0.2, exact_match=0.25, f1_micro=0.5, f1_macro=0.125)
     assert labels[:3] == ["exact match 0.25 (constant answer: 0.2)", "f1 micro 0.5", "f1 macro 0.125"]
     answers = lines("f1", 50.0, exact_match=48.0, f1=51.5, NoAns_exact=60.0, best_exact=52.0, best_exact_thresh=-1.5)
-    assert answers[:2] == ["f1 51.5 % (constant answer: 50 %)", "exact match 48 %"]
-    assert answers[2:5] == ["NoAns exact 60 %", "best exact 52 %", "best exact thresh -1.5"]
+    assert answers[:2] == ["f1 51.5% (constant answer: 50%)", "exact match 48%"]
+    assert answers[2:5] == ["NoAns exact 60%", "best exact 52%", "best exact thresh -1.5"]
 
 
 def test_what_could_not_be_tuned_is_told():
@@ -147,3 +159,45 @@ def test_what_to_know_of_glue_names_degenerate_seeds_failed_trials_and_unknown_m
         "rte: seed 4 is degenerate: every prediction is the same class",
         "rte: 1 of 3 trials failed; see its results.md",
     ]
+
+
+def test_pretraining_tells_what_was_held_out_with_and_without_a_start():
+    pairs = {"nsp_loss": 0.6748, "nsp_accuracy": 0.5978, "nsp_majority_fraction": 0.5978}
+    tokens = {"mlm_loss": 6.916, "mlm_accuracy": 0.03954, "mlm_perplexity": 1008.3, "unigram_cross_entropy": 6.848}
+    result = {"loss": 7.591, **tokens, **pairs, "num_predictions": 2934.0}
+    assert pretraining_lines(result) == [
+        "held out                  at the end",
+        "masked-LM loss, nats           6.916",
+        "masked-LM accuracy              4.0%",
+        "perplexity                   1,008.3",
+        "next-sentence loss, nats       0.675",
+        "next-sentence accuracy         59.8%",
+        "constant answer                59.8%",
+        "2,934 predicted pieces of held-out text; unigram: 6.848 nats",
+    ]
+    before = {"bilm_loss": 9.0, "bilm_perplexity": 8103.1, "forward_perplexity": 8000.0, "backward_perplexity": 8200.0}
+    after = {**before, "bilm_loss": 5.0, "backward_perplexity": 150.0}
+    lines = [line.split() for line in pretraining_lines({**after, "before": before})]
+    assert lines[0] == ["held", "out", "before", "after"]
+    assert ["backward", "perplexity", "8,200.0", "150.0"] in lines
+    assert pretraining_lines({}) == ["nothing held out to evaluate"]
+
+
+def test_the_progress_of_answering_is_marked_as_percent_too():
+    plan = SimpleNamespace(task=SimpleNamespace(primary="f1"))
+    seed = cast(Any, SimpleNamespace(_plan=plan))
+    shown = _DevWatch.shown(seed, {"f1": 4.5553, "exact_match": 0.0, "loss": 4.4373})
+    assert shown == "dev f1 4.5553%, loss 4.4373"
+    assert _DevWatch.shown(seed, {"f1": 0.5, "accuracy": 0.5, "loss": 1.0}) == "dev f1 0.5000, loss 1.0000"
+
+
+def test_a_file_of_predictions_tells_what_was_read_in_one_line():
+    data = {name: value for name, value in ACCOUNT.items() if name not in ("max_length", "num_truncated_examples")}
+    result = {"output": "p.csv", "num_predictions": 1_199, "num_truncated_examples": 3, "max_length": 32, "data": data}
+    assert written_lines(result) == [
+        "output       p.csv",
+        "predictions  1,199",
+        "read         1,199 of 1,200 rows of train.csv; 1 dropped: empty text (first at line 7); "
+        "3 truncated to 32 tokens",
+    ]
+    assert written_lines({"page": "a.html"}) == ["page  a.html"]

@@ -49,6 +49,18 @@ def test_a_word_that_looks_like_a_piece_is_no_token(tmp_path: Path) -> None:
     assert Tokenizer.load(tmp_path / "out").tokens("foo footitle") == ["foo", "[UNK]"]
 
 
+def test_little_text_for_the_default_learning_rate_of_skip_gram_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one two one two")
+    (tmp_path / "out").mkdir()
+    told = list[str]()
+    progress = Progress()
+    progress.say = told.append
+    for changes in ({}, {"learning_rate": 0.025}, {"model": "cbow"}):
+        recipe = RECIPE.model_copy(update=changes)
+        words._prepare([tmp_path / "a.txt"], recipe, tmp_path / "out", "error", progress)
+    assert told == ["note: on fewer than ten million words, skip-gram learns more with --learning-rate 0.05"]
+
+
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     draw = np.random.default_rng(0)

@@ -88,6 +88,9 @@ def test_ids_stand_for_names_only_where_nothing_else_is_a_label_and_no_name_is_a
     data = data_with("1", "0")
     assert encode_labels(data, "single", ("a", "b")).tolist() == [1, 0]
     assert data.report.notes == ["labels are numbers, read as ids: 0 is 'a', 1 is 'b'"]
+    many = data_with("1", "4")
+    encode_labels(many, "single", tuple("abcde"))
+    assert many.report.notes == ["labels are numbers, read as ids: 0 is 'a', 1 is 'b', 2 is 'c', ..., 4 is 'e'"]
     for labels, names in [(("1",), ("0", "5")), (("1", "-1"), ("+1", "-1")), (("1", "a"), ("a", "b"))]:
         with pytest.raises(DataError, match="'1' is not one of"):
             encode_labels(data_with(*labels), "single", names)

@@ -160,7 +160,7 @@ def test_skipped_batches_leave_the_run_that_never_had_them(tmp_path: Path) -> No
     assert _equal(session.state, _trained(tmp_path / "clean", _stream(left_out=bad)).state)
     assert [event["position"]["number"] for event in _events(tmp_path, "nonfinite") if event["position"]] == [4, 5, 9]
     assert [event["step"] for event in _events(tmp_path, "step")] == list(range(1, 9))
-    assert len([text for text in session.said if "WARNING" in text and "loss nan" in text]) == 4
+    assert len([text for text in session.said if "warning" in text and "loss nan" in text]) == 4
 
 
 def test_more_bad_batches_in_a_row_than_may_be_skipped_stop_the_run(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from maskloom.cli.words import evaluation_lines
 from maskloom.errors import DataError
 from maskloom.text.word_vectors import WordVectors
 from maskloom.words.evaluation import Triple, analogy_scores, read_analogies, read_pairs, similarity_scores
@@ -91,3 +92,11 @@ def test_analogies_are_counted_by_section(tmp_path: Path) -> None:
     path.write_text("a b c\n")
     with pytest.raises(DataError, match="line 1: expected four words"):
         read_analogies(path)
+
+
+def test_sections_are_told_in_one_line_each_if_questions_were_asked():
+    sections = {"family": {"right": 2, "asked": 30}, "currency": {"right": 0, "asked": 0}}
+    analogies = {"num_questions": 9, "num_right": 2, "accuracy": 0.5, "sections": sections}
+    lines = evaluation_lines({"men.csv": {"num_pairs": 3, "spearman": 0.5}, "questions.txt": analogies})
+    assert lines[:3] == ["men.csv:", "  pairs     3", "  spearman  0.5"]
+    assert lines[-2:] == ["  sections:", "    family  2 of 30"]

@@ -80,7 +80,7 @@ def generation_report(
     predictor.count_truncated(cut)
     found = [inspect(predictor, ids, settings, number) for number, ids in enumerate(read)]
     shown = [predictor.shown(one.found, one.settings) for one in found]
-    used = {name: value for name, value in vars(found[0].settings).items() if value is not None}
+    used = found[0].settings.used()
     about = _write(
         Path(page),
         predictor,

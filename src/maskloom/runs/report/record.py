@@ -129,25 +129,40 @@ def with_unit(run: RunRecord, name: str) -> str:
 def score_table(runs: list[RunRecord]) -> Table:
     """Return one row per score with one value per run."""
     return _beside(
-        [{with_unit(run, name).replace("_", " "): value for name, value in scores(run).items()} for run in runs]
+        [
+            {with_unit(run, name).removeprefix("num_").replace("_", " "): value for name, value in scores(run).items()}
+            for run in runs
+        ]
     )
 
 
 def differences(runs: list[RunRecord]) -> Table:
-    """Return the keys in which runs differ: of the recipe, the inputs and how they were read."""
-    first, *others = flattened = [_settings(run) for run in runs]
-    return [row for row in _beside(flattened) if any(run.get(row[0]) != first.get(row[0]) for run in others)]
+    """Return the keys in which runs differ: of the recipe, the inputs and how they were read.
+
+    Pre-training runs are compared among themselves, and so are the others: they have other keys.
+    """
+    columns = [_settings(run) for run in runs]
+    sides = [
+        [one for run, one in zip(runs, columns, strict=True) if (run.kind == "pretrain") is it] for it in (True, False)
+    ]
+    return [
+        row for row in _beside(columns) if any(one.get(row[0]) != side[0].get(row[0]) for side in sides for one in side)
+    ]
 
 
 def data_account(run: RunRecord) -> Table:
-    """Return what was read for a run, what was truncated and what was left out."""
+    """Return what was read for a run, what was truncated and what was left out; notes on it have rows of their own."""
     if run.kind == "pretrain":
         return _corpus_account(run)
     rows = []
     for inner in run.trained:
         prefix = "" if inner is run else f"{inner.name}: "
         account: dict[str, Any] = next((event for event in inner.events if event.get("event") == "data"), {})
-        rows += [[f"{prefix}{part}", examples_text(account[part])] for part in ("train", "dev") if part in account]
+        rows += [
+            [f"{prefix}{part}", examples_text({**account[part], "notes": ()})]
+            for part in ("train", "dev")
+            if part in account
+        ]
         rows += [[f"{prefix}note", str(note)] for note in account.get("notes", [])]
         if account.get("labels"):
             rows.append([f"{prefix}labels", ", ".join(map(visible, account["labels"][:40]))])
@@ -203,7 +218,7 @@ def _settings(run: RunRecord) -> dict[str, Any]:
     inputs = run.description.get("inputs", {})
     paths = run.description.get("paths", {})
     read = {
-        f"input: {name}": f"{paths.get(name, '')} ({value:.12}…)" if isinstance(value, str) else value
+        f"input: {name}": f"{paths[name]} ({value:.12}…)" if name in paths and isinstance(value, str) else value
         for name, value in inputs.items()
         if name not in ("reading", "space", "tasks")
     }

@@ -76,7 +76,7 @@ class BackgroundSaves(AbstractContextManager["BackgroundSaves", None]):
             if error.errno not in DISK_ERRORS or self._has_failed:
                 raise
             self._has_failed = True
-            self._say(f"WARNING: {error}. Training continues; if the next save fails too, it stops")
+            self._say(f"warning: {error}. Training continues; if the next save fails too, it stops")
 
     def wait(self) -> None:
         """Return once no write is in progress, and report one that failed."""

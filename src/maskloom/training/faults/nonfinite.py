@@ -79,13 +79,13 @@ def answer_bad_step(bad: NonFiniteStepError, session: TrainingSession, saves: Sa
     problem = f"{bad} Batch and weights: {place}."
     if action == "stop":
         raise NumericalError(problem) from None
-    session.tell(f"WARNING: {problem}")
+    session.tell(f"warning: {problem}")
     if action == "rewind":
         _rewind(session, saves)
     elif session.budget is not None:
         session.budget.fractions.pop()  # of the step that was not taken
     state.position = bad.position_after
-    session.tell(f"WARNING: continuing after step {state.step} with the batches after the bad one")
+    session.tell(f"warning: continuing after step {state.step} with the batches after the bad one")
 
 
 def _rewind(session: TrainingSession, saves: Saves) -> None:
