@@ -141,8 +141,7 @@ def embed(
     from maskloom.system.devices import half_type
 
     page, written, precision = {}, {}, "bf16" if bf16 else "auto"
-    # for both; int8 replaces the weights with which the page computes
-    one = None if int8 else Predictor.load(model, max_length=max_length, precision=precision)
+    one = None if int8 else Predictor.load(model, max_length=max_length, precision=precision)  # the page needs floats
     if report is not None:
         from maskloom.runs.report.generation import attention_report
 

@@ -54,6 +54,7 @@ def test_a_saved_tagger_comes_back_with_its_options(tmp_path, layers, lstm_layer
     head = loaded.heads["bilstm_tagger"]
     assert isinstance(head, BiLSTMTagger)
     assert (head.combination.name, head.dropout.p, head.num_labels) == (layers, 0.25, 3)
+    assert head.bilstm.lstm.num_layers == lstm_layers
 
 
 def test_its_weights_depend_on_the_seed_and_start_as_those_of_torch():
