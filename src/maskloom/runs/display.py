@@ -97,7 +97,7 @@ def _in_line(value: Any, key: str = "") -> str:
     if key == "command" and isinstance(value, list):
         return shlex.join(map(str, value))
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_in_line(held)}" for key, held in value.items())
+        return ", ".join(f"{key} {_in_line(held)}" for key, held in value.items() if not _is_none(held))
     return formatted(value)
 
 

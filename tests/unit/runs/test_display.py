@@ -74,6 +74,7 @@ def test_control_characters_are_shown_and_not_sent() -> None:
 
 def test_a_screen_holds_any_result() -> None:
     small = {"kind": "model", "parameters": {"encoder": 1234, "all": 1234}}
+    assert screen_of({"hardware": {"cores": 2, "cuda": None}}) == ["hardware  cores 2"]
     assert screen_of(small) == ["kind        model", "parameters  encoder 1,234, all 1,234"]
     large = {f"key_{number}": {"path": "x" * 300, "names": list("abc")} for number in range(60)}
     lines = screen_of(large)
