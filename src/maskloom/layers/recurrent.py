@@ -147,7 +147,7 @@ class BiLSTM(nn.Module):
         at, device = TimeOrder(layout.sizes, vectors.device, num_ways=2), vectors.device
         order, places = to_device(at.tokens[0], device), to_device(at.places[0], device)
         if vectors.is_cuda:
-            by_time = vectors.index_select(0, order).to(self.lstm.weight_hh_l0.dtype)
+            by_time = vectors.index_select(0, order).to(self.lstm.all_weights[0][0].dtype)
             with torch.autocast(device.type, enabled=False):  # see `read_by_kernel`
                 outputs, _ = self.lstm(PackedSequence(by_time, torch.from_numpy(at.batch_sizes)))
             return outputs.data.index_select(0, places)
