@@ -210,14 +210,14 @@ def test_a_batch_beyond_memory_is_refused_before_anything_is_written(corpus, tmp
     with pytest.raises(ConfigError, match=rf"{large}, but 1\.0 are available; set a smaller batch size"):
         start("training.batch_size=1000000", "training.micro_batch_size=8")
     free[0] = 4_000_000
-    with pytest.raises(ConfigError, match=r"a batch of 400 sequences"):
-        start("training.batch_size=400")
+    with pytest.raises(ConfigError, match=r"a batch of 40 sequences"):
+        start("training.batch_size=40")
     assert not (tmp_path / "run").exists()
     start("training.batch_size=4")  # it looks too large, but is not
     shutil.rmtree(tmp_path / "run")
-    start("training.batch_size=400", "training.micro_batch_size=8")
+    start("training.batch_size=40", "training.micro_batch_size=8")
     free[0] = 1000
-    start("training.batch_size=400", "training.micro_batch_size=8", resume=True)  # whose recipe may not change
+    start("training.batch_size=40", "training.micro_batch_size=8", resume=True)  # whose recipe may not change
 
 
 def test_free_memory_is_that_of_the_device(monkeypatch):

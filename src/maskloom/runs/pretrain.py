@@ -215,8 +215,7 @@ def _check_batch(recipe: PretrainRecipe, plan: PhasePlan, corpus: Corpus, init: 
     data = plan.data_for(config)
 
     def units(number: int) -> Any:
-        rows, size = slice(0, number), settings.batch_size
-        return row.loader(corpus, None, data, batch_size=size, seed=recipe.seed, rows=rows).next_batch({})[0]
+        return row.loader(corpus, None, data, batch_size=number, seed=recipe.seed).next_batch({})[0]
 
     def start() -> tuple[EncoderWithHeads, Objective]:
         return initial_model(recipe, corpus, init)[0], row.objective(row.part, data)

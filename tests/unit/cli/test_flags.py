@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from maskloom.cli import app
@@ -396,7 +397,8 @@ READ = ["--model", "m", "--input", "t.jsonl", "--output"]
 def test_a_flag_reaches_what_does_the_work(arguments, function, expected, monkeypatch):
     given = []
     monkeypatch.setattr("maskloom.runs.export.export", lambda *_, **__: {})
-    monkeypatch.setattr("maskloom.inference.Predictor.load", lambda *_, **__: None)
+    loaded = SimpleNamespace(device=torch.device("cpu"))
+    monkeypatch.setattr("maskloom.inference.Predictor.load", lambda *_, **__: loaded)
     for name in ("look_at_input", "look_at_texts"):
         monkeypatch.setattr(f"maskloom.runs.first_look.{name}", lambda *_, **__: None)
     monkeypatch.setattr(f"maskloom.runs.{function}", lambda *_, **values: given.append(values))
