@@ -39,6 +39,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_from_text_to_a_model_that_writes_as_transformers_does(folder, tmp_path, run):
     corpus = Corpus.open(folder / "corpus")
     assert corpus.tokenizer.decode(corpus.sentence(1).tolist()).startswith(" Today ")

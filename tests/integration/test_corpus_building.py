@@ -140,6 +140,7 @@ def was_killed_at(is_so: Callable[[], bool], folder: Path, out: Path) -> bool:
     return was_alive
 
 
+@pytest.mark.slow
 def test_a_build_killed_at_any_moment_continues_to_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     expected = folder_bytes(folder / "whole")
     out = tmp_path / "out"

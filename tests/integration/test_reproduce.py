@@ -137,6 +137,7 @@ def test_runs_made_at_once_give_the_same_scores(table_5, tmp_path, corpus, tasks
     torch.set_num_threads(1)
 
 
+@pytest.mark.slow
 def test_more_seeds_are_added_to_those_that_are_there(tmp_path, corpus, tasks):
     how = {"corpus": corpus, "tasks": tasks, "overrides": SMALL}
     first = reproduce(
@@ -177,6 +178,7 @@ def test_features_and_masking_are_measured_on_tagged_words(tmp_path, corpus, tas
     assert not (tmp_path / "none").exists() or not list((tmp_path / "none").glob("*.json"))
 
 
+@pytest.mark.slow
 def test_variations_of_the_transformer_are_trained_from_nothing_on_translations(tmp_path):
     folder = tmp_path / "tasks" / "multi30k"
     folder.mkdir(parents=True)

@@ -81,6 +81,7 @@ def test_packages_with_a_little_less_give_a_little_less(num_per_area: int, lengt
     assert len(found.areas) == 3
 
 
+@pytest.mark.slow
 def test_the_smallest_of_the_six_packages_has_enough_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
     areas = ("networkx", "numpy")
     sources = [source for source in documentation.find_sources() if source.area in areas]
