@@ -106,7 +106,7 @@ def test_minutes_favour_the_size_whose_reference_run_came_lowest(corpus, monkeyp
     assert "<4.00" in said
     assert "reference: held-out masked-LM loss in nats on some text, rows of 24" in said
     assert "tiny  4.00 at step 100, after 5,000 tokens" in said
-    assert "best for 1 minutes: tiny; run: maskloom pretrain --corpus DIR --minutes 1 --size tiny --out RUN" in said
+    assert "best for 60 seconds: tiny; run: maskloom pretrain --corpus DIR --minutes 1 --size tiny --out RUN" in said
     a_day = recipe("training.minutes=1440", "model.size=tiny")
     day = plan_pretraining(a_day, corpus=corpus, seconds=0.1)  # on any machine
     said = "\n".join(plan_lines(day))

@@ -236,7 +236,7 @@ def plan_lines(result: dict[str, Any], command: str = "maskloom pretrain --corpu
         if row["epochs"] > _MANY_EPOCHS
     ]
     if favoured := result["favoured"]:
-        lines += ["", f"best for {minutes:g} minutes: {favoured}; run: {command} --size {favoured} --out RUN"]
+        lines += ["", f"best for {in_words(60 * minutes)}: {favoured}; run: {command} --size {favoured} --out RUN"]
     return lines
 
 
