@@ -20,7 +20,10 @@ OTHER_OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", [*OTHER_OPTIMIZERS, "counting"])
+@pytest.mark.parametrize(
+    "name",
+    [*(pytest.param(name, marks=pytest.mark.slow) for name in ("adagrad", "sgd", "nadam")), "adafactor", "counting"],
+)
 def test_an_optimizer_and_a_schedule_by_rows_train_and_resume_to_the_bit(monkeypatch, rows, corpus, tmp_path, name):
     for other, row in OTHER_OPTIMIZERS.items():
         monkeypatch.setitem(OPTIMIZERS, other, row)

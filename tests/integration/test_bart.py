@@ -50,6 +50,7 @@ def recipe_of(task, **more):
     return validate_recipe(FinetuneRecipe, content, source="test")
 
 
+@pytest.mark.slow
 def test_it_learns_to_turn_words_round_and_transformers_writes_the_same(folder, tmp_path):
     data = tmp_path / "data.tsv"
     data.write_text("source\ttarget\n" + "".join(f"{one}\t{other}\n" for one, other in PAIRS), encoding="utf-8")

@@ -97,7 +97,7 @@ def alone(ranks, tmp_path_factory) -> Path:
     return ranks(tmp_path_factory.mktemp("alone"), 1)
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_ranks_carry_what_one_process_does(ranks, alone, tmp_path, parallel):
     found = ranks(tmp_path / "two", 2, parallel=parallel)
     for step in (3, 6):

@@ -217,7 +217,7 @@ def test_stopping_from_the_keyboard_leaves_no_process_behind(half_done: tuple[su
     assert_all_end(process.pid)
 
 
-@pytest.mark.parametrize("whom", ["first process", "all processes"])
+@pytest.mark.parametrize("whom", ["first process", pytest.param("all processes", marks=pytest.mark.slow)])
 def test_a_scheduler_stops_a_build_with_75_and_the_same_command_goes_on(
     folder: Path, half_done: tuple[subprocess.Popen, Path], whom: str
 ) -> None:

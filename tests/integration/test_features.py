@@ -270,6 +270,7 @@ def test_every_row_of_table_7_is_a_recipe(model_folder, data, tmp_path, name):
     }.get(name, [name.replace("-", "_")])  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_it_trains_goes_on_to_the_same_weights(run, model_folder, data, tmp_path):
     (tmp_path / "recipe.json").write_text(recipe().model_dump_json())
     code = (
@@ -368,6 +369,7 @@ def test_word_vectors_are_joined_to_features_and_travel_with_the_model(model_fol
         Predictor.load(moved)
 
 
+@pytest.mark.slow
 def test_word_vectors_of_a_run_and_of_an_ensemble_are_the_same(model_folder, data, tmp_path, monkeypatch):
     vectors, words = tmp_path / "vectors.txt", [*NAMES, *PLACES]
     write_vectors(vectors, words, np.eye(4, dtype=np.float32), "text")

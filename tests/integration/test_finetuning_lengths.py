@@ -128,6 +128,7 @@ def test_every_kind_of_task_is_extended_to_the_bit(kind, tmp_path):
     assert (losses(tmp_path / "again"), evaluated(tmp_path / "again")) == (losses(out), [4, 7])
 
 
+@pytest.mark.slow
 def test_an_extension_of_several_seeds_that_is_interrupted_goes_on_to_the_same_bits(single, tmp_path):
     short, files = single
     short = short.model_copy(update={"restarts": 2, "keep_restarts": True})
@@ -152,6 +153,7 @@ def test_an_extension_of_several_seeds_that_is_interrupted_goes_on_to_the_same_b
     assert finetune(own, **files, out=cut, resume=True) == results["cut"]
 
 
+@pytest.mark.slow
 def test_seeds_that_are_not_as_far_are_extended_at_the_same_step(single, tmp_path):
     recipe, files = single
     recipe = with_training(recipe.model_copy(update={"restarts": 3}), epochs=2.0)
@@ -273,6 +275,7 @@ def test_a_run_whose_checkpoints_or_model_are_gone_is_not_extended(single, tmp_p
     assert (out / "metrics.json").exists()
 
 
+@pytest.mark.slow
 def test_time_that_was_used_counts_after_a_resume_and_seeds_share_it(single, tmp_path):
     recipe, files = single
     by_clock = with_training(recipe.model_copy(update={"restarts": 2}), minutes=0.06, save_every=2)

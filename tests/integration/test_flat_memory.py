@@ -73,7 +73,9 @@ def _peaks_are_of_pieces(monkeypatch):
 
 
 @pytest.mark.usefixtures("_peaks_are_of_pieces")
-@pytest.mark.parametrize("kind", list(PROBLEMS))
+@pytest.mark.parametrize(
+    "kind", ["single", *(pytest.param(kind, marks=pytest.mark.slow) for kind in PROBLEMS if kind != "single")]
+)
 def test_the_peak_is_that_of_a_piece(tmp_path, monkeypatch, kind):
     folder = write_model(tmp_path / "model", kind)
     few, many = (write_rows(tmp_path / f"{number}.tsv", kind, number) for number in (500, 4000))

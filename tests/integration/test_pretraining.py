@@ -152,7 +152,8 @@ def _signal_during_save(arguments: list, checkpoints: Path, file: str, signal_nu
     return process.wait(timeout=60), found[0].parent.name.partition(".")[0]
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", pytest.param("manifest.json", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["model.safetensors", "manifest.json"])
 def test_a_run_killed_while_a_save_is_under_way_resumes_to_the_bit(
     server: ForkServer, corpus: Path, left_alone: Path, tmp_path: Path, file: str
 ) -> None:

@@ -291,6 +291,7 @@ def test_a_last_phase_that_has_not_begun_just_takes_its_new_number_of_steps(corp
     assert weights(tmp_path / "run") == weights(tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_phases_share_the_minutes_and_a_resume_goes_on_with_what_is_left(run, corpus, tmp_path):
     by_clock = [setting for setting in SETTINGS if "warmup_steps" not in setting and "save_every" not in setting]
     changes = [in_phases(6), "training.minutes=0.04", "training.save_every=2"]

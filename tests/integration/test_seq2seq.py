@@ -265,6 +265,7 @@ def test_wrong_input_is_refused_before_any_training(model, data, tmp_path, run):
         maskloom.load(out).predict([("one", "two")])
 
 
+@pytest.mark.slow
 def test_an_lstm_writes_many_tokens_from_one(data, tmp_path):
     """One to many: the target is all words up to the source word, generated from the encoder's last state only."""
     rows = [(word, " ".join(WORDS[: place + 1])) for place, word in enumerate(WORDS)]

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from maskloom.runs.export import export
 from tools.checking import verify_checkpoint
 from tools.soak.fleets import Ended, Fleet, wait_all
-from tools.soak.processes import environment
+from tools.soak.processes import ForkServer, environment
 from tools.soak.subjects import pretraining
 
 STEPS = 50
@@ -28,8 +28,8 @@ NO_DROPOUT = (
 
 
 @pytest.fixture(scope="module")
-def fleet() -> Iterator[Fleet]:
-    with Fleet(2) as fleet:
+def fleet(server: ForkServer) -> Iterator[Fleet]:
+    with Fleet(2, server) as fleet:
         yield fleet
 
 
@@ -184,6 +184,7 @@ def _torchrun(command: list[str], folder: Path, of_rank_1: str) -> subprocess.Co
     return subprocess.run(line, cwd=folder, env=environment(), capture_output=True, text=True, timeout=240)
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_weights_are_shared_out_is_named_though_the_others_are_asked_to_stop(
     fleet: Fleet, command: list[str], tmp_path: Path
 ) -> None:

@@ -209,7 +209,7 @@ maskloom.__main__.main()
     ("command", "name", "code"),
     [
         (("info", "absent"), "SIGINT", 130),
-        (("pretrain", "--corpus", "absent", "--out", "run"), "SIGINT", 130),
+        pytest.param(("pretrain", "--corpus", "absent", "--out", "run"), "SIGINT", 130, marks=pytest.mark.slow),
         (("vocab", "train", "absent", "--size", "80", "--out", "run"), "SIGTERM", 75),
     ],
 )

@@ -13,13 +13,13 @@ def test_a_signal_saves_and_the_run_goes_on_to_the_bit(server, pretrained_alone,
     assert trial.passed, f"{trial.name}: {trial.detail}"
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_second_interrupt_leaves_at_once(server, pretrained_alone, budget, number):
     trial = try_second_interrupt(server, pretrained_alone, budget, number, budget.work / "left")
     assert trial.passed, f"{trial.name}: {trial.detail}"
 
 
-@pytest.mark.parametrize("subject", [finetuning, grid_search])
+@pytest.mark.parametrize("subject", [finetuning, pytest.param(grid_search, marks=pytest.mark.slow)])
 def test_finetuning_and_searches_stop_and_go_on_too(server, run_data, budget, subject):
     chosen = subject(run_data, epochs=1)
     alone = leave_alone(server, chosen, budget.work / chosen.name)

@@ -25,7 +25,12 @@ def _kill_once_of_each(server, alone, budget, **plan):
         assert trial.passed, f"{trial.name}: {trial.detail}"
 
 
-@pytest.mark.parametrize("kind", ["start-up", "step", "evaluation", "save", "clock"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "kind", [*(pytest.param(kind, marks=SLOW) for kind in ("start-up", "clock", "step")), "evaluation", "save"]
+)
 def test_pretraining_goes_on_to_the_bit_after_a_kill(server, pretrained_alone, budget, kind):
     _kill_once_of_each(server, pretrained_alone, budget, **{kind: 1})
 
@@ -34,6 +39,7 @@ def test_finetuning_goes_on_to_the_bit_after_a_kill(server, finetuned_alone, bud
     _kill_once_of_each(server, finetuned_alone, budget, save=1, evaluation=1)
 
 
+@pytest.mark.slow
 def test_finetuning_killed_after_the_last_step_of_a_seed_leaves_nothing_behind(server, finetuned_alone, budget):
     last = finetuned_alone.passes.count("files.rename")
     for number in range(last - 13, last - 9):  # last save, dropped checkpoints, result.json, model folder
@@ -41,11 +47,12 @@ def test_finetuning_killed_after_the_last_step_of_a_seed_leaves_nothing_behind(s
         assert trial.passed, f"{trial.name}: {trial.detail}"
 
 
+@pytest.mark.slow
 def test_a_grid_search_goes_on_to_the_bit_after_a_kill(server, searched_alone, budget):
     _kill_once_of_each(server, searched_alone, budget, clock=1)
 
 
-@pytest.mark.parametrize("kind", ["pretrained", "finetuned", "searched"])
+@pytest.mark.parametrize("kind", ["pretrained", "finetuned", pytest.param("searched", marks=SLOW)])
 def test_a_disk_that_is_full_at_a_model_folder_ends_a_run_with_74_and_one_line(server, budget, request, kind):
     alone = request.getfixturevalue(f"{kind}_alone")
     rules = model_places(alone)

@@ -102,6 +102,7 @@ def test_wrong_texts_and_models_are_refused(filling, tokenizer, tmp_path, run):
             maskloom.load(folder).fill_spans(["<X>"])
 
 
+@pytest.mark.slow
 def test_trained_from_nothing_it_begins_and_ends_as_its_folder_says(tokenizer, tmp_path):
     tokenizer.save(tmp_path / "vocab")
     pairs = [("thank you", "me to"), ("the cat", "sat on the mat"), ("party week", "you")]

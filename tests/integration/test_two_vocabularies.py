@@ -217,6 +217,7 @@ def test_wrong_input_is_refused(transformer, bart, data, tmp_path, run):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_search_tries_settings_with_both_vocabularies(bart, data, tmp_path, run):
     files = ("--task", "seq2seq", "--train", data / "train.de", "--dev", data / "dev.de", "--source-vocab", data / "de")
     short = [part for key, value in SETTINGS.items() for part in ("--set", f"{key}={value}")]

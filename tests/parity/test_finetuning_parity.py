@@ -49,7 +49,9 @@ def both(minilm_folder, folder, kind):
     return load_model(folder)[0], oracle, transformers.AutoTokenizer.from_pretrained(folder)
 
 
-@pytest.mark.parametrize("kind", list(LABELS))
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] if kind != "pair" else []) for kind in LABELS]
+)
 def test_losses_and_weights_agree_at_every_step(minilm_folder, tmp_path, kind):
     from transformers import get_linear_schedule_with_warmup
 

@@ -49,9 +49,9 @@ def _quietly(caplog):
 @pytest.mark.parametrize(
     ("heads", "options"),
     [
-        (("mlm", "nsp"), {}),
-        (("lm", "classifier"), {}),
         (("classifier",), {"pre_norm": True, "gated": True, "rotary": True, "embedding_size": 20}),
+        pytest.param(("mlm", "nsp"), {}, marks=pytest.mark.slow),
+        pytest.param(("lm", "classifier"), {}, marks=pytest.mark.slow),
         pytest.param(("classifier",), {}, marks=pytest.mark.slow),
         pytest.param(("tagger", "crf"), {}, marks=pytest.mark.slow),
         pytest.param(("span",), {}, marks=pytest.mark.slow),

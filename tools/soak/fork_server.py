@@ -1,4 +1,4 @@
-"""A process that has imported everything and forks once for each command line that it receives.
+"""A process that has imported everything and forks for each command line that it receives, or into a second server.
 
 A fork is an ordinary process with its own memory, files and threads, and SIGKILL ends it like any other; it only saves
 the seconds for importing torch. Requests and answers are JSON lines on standard input and output.
@@ -25,7 +25,30 @@ def main() -> None:
     _answer(ready=True, threads=len(os.listdir("/proc/self/task")))
     with open(0, "rb", buffering=0) as requests:  # unbuffered, so that select sees unread requests
         for line in requests:
-            _serve(json.loads(line))
+            request = json.loads(line)
+            if "pipes" in request:
+                _split(request["pipes"])
+            else:
+                _serve(request)
+
+
+def _split(pipes: list[str]) -> None:
+    """Fork a second server that reads its requests from one named pipe and answers on another.
+
+    It has its own session and no parent that waits for it, like a server that was started on its own.
+    """
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    for target, (pipe, flags) in enumerate(zip(pipes, (os.O_RDONLY, os.O_WRONLY), strict=True)):
+        opened = os.open(pipe, flags)
+        os.dup2(opened, target)
+        os.close(opened)
+    _answer(ready=True, threads=len(os.listdir("/proc/self/task")))
 
 
 def _import_everything() -> None:

@@ -8,11 +8,12 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = ROOT / "tools" / "faults"
@@ -117,14 +118,32 @@ class ForkServer:
 
     def __init__(self, source: Path | None = None) -> None:
         path = {"PYTHONPATH": os.pathsep.join([str(source), str(FAULTS)])} if source else {}
-        self._process = subprocess.Popen(
+        self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
             [sys.executable, "-m", "tools.soak.fork_server"],
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
             env=environment(**path),
         )  # fmt: skip
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._begin(self._process.stdin, self._process.stdout)
+
+    def _begin(self, requests: IO[bytes], answers: IO[bytes]) -> None:
+        self._requests, self._answers = requests, answers
         self._current: _Forked | None = None
         if self.answer() != {"ready": True, "threads": 1}:
             raise RuntimeError("the fork server has threads, and a fork would lose them")
+
+    def twin(self) -> ForkServer:
+        """Return another server, forked from this one, which saves its imports; no command line may be running here."""
+        other = object.__new__(ForkServer)
+        other._process = None
+        with tempfile.TemporaryDirectory() as folder:
+            pipes = [Path(folder) / name for name in ("requests", "answers")]
+            for pipe in pipes:
+                os.mkfifo(pipe)
+            self._requests.write((json.dumps({"pipes": list(map(str, pipes))}) + "\n").encode())
+            other._begin(pipes[0].open("wb", buffering=0), pipes[1].open("rb", buffering=0))
+        return other
 
     def start(self, arguments: Sequence[object], folder: Path, output: Path, **more: str) -> Running:
         """Start one command line in `folder`; the previous one is killed if it has not ended."""
@@ -135,23 +154,20 @@ class ForkServer:
             "arguments": list(map(str, arguments)), "folder": str(folder), "output": str(output), "environment": more,
         }  # fmt: skip
         output.write_bytes(b"")
-        assert self._process.stdin is not None
-        self._process.stdin.write((json.dumps(request) + "\n").encode())
+        self._requests.write((json.dumps(request) + "\n").encode())
         self._current = _Forked(self, self.answer()["pid"], output)
         return self._current
 
     def answer(self) -> dict[str, Any]:
         """Return the next line from the server, parsed as JSON."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        line = self._answers.readline()
         if not line:
             raise RuntimeError("the fork server ended")
         return json.loads(line)
 
     def has_answer(self, seconds: float) -> bool:
         """Tell whether the server has written a line, waiting up to `seconds` for it."""
-        assert self._process.stdout is not None
-        return bool(select.select([self._process.stdout], [], [], seconds)[0])
+        return bool(select.select([self._answers], [], [], seconds)[0])
 
     def __enter__(self) -> ForkServer:
         """Return the object itself."""
@@ -159,11 +175,12 @@ class ForkServer:
 
     def __exit__(self, *_: object) -> None:
         """End the server and the command line that is still running."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait(60)
-        self._process.stdout.close()
+        self._requests.close()
+        if self._process is None:
+            self._answers.read()  # until it has ended
+        else:
+            self._process.wait(60)
+        self._answers.close()
 
 
 class _Forked(Running):

@@ -270,7 +270,7 @@ def test_answers_are_scored_by_their_texts_wherever_they_are(tmp_path, place):
     ("predictions", "exact", "f1"),
     [
         ("squad11_dev_predictions_bert.json", 86.2062, 92.1956),
-        ("squad/dev-v1.1.predictions_electra_small.json", 77.3415, 85.4152),
+        pytest.param("squad/dev-v1.1.predictions_electra_small.json", 77.3415, 85.4152, marks=pytest.mark.slow),
     ],
 )
 def test_published_predictions_get_their_published_scores(data_folder, predictions, exact, f1):

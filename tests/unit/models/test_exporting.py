@@ -9,7 +9,7 @@ from maskloom.models.t5_config import T5Config
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("has_mask", [False, True])
+@pytest.mark.parametrize("has_mask", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("options", [(), ("pre_norm", "gated", "rotary"), ("rotary", "causal"), ("t5",)], ids="+".join)
 def test_an_exported_encoder_gives_what_the_eager_one_gives(has_mask, options, tmp_path):
     sizes = {

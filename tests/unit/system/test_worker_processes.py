@@ -282,7 +282,7 @@ def test_a_process_within_a_long_task_ends_when_the_first_one_is_killed(tmp_path
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_processes_whose_first_one_is_killed_while_they_start_say_nothing(
     tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -184,6 +184,7 @@ def test_memory_does_not_grow_with_the_windows_of_a_long_context(tokenizer):
     assert held < 5 * 2**20
 
 
+@pytest.mark.slow
 @pytest.mark.realdata
 def test_windows_of_the_whole_dev_set(data_folder, minilm_folder):
     data = read_questions(data_folder / "qa" / "squad" / "dev-v1.1.json")

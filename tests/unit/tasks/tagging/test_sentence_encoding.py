@@ -188,7 +188,7 @@ def test_lengths_that_the_model_does_not_have_are_refused(max_length):
 
 @pytest.mark.realdata
 @pytest.mark.parametrize("context", ["sentence", "document"])
-@pytest.mark.parametrize("max_length", [16, 128])
+@pytest.mark.parametrize("max_length", [16, pytest.param(128, marks=pytest.mark.slow)])
 def test_conll_2003_keeps_all_its_words(data_folder, minilm_folder, context, max_length):
     data = TAGGING.read(data_folder / "conll2003" / "valid.txt")
     tokenizer = Tokenizer.load(minilm_folder)

@@ -357,8 +357,8 @@ def test_column_numbers_are_checked(write):
 @pytest.mark.parametrize(
     ("split", "original", "num_sentences", "num_words", "num_documents", "num_entities"),
     [
-        ("train.txt", "eng.train", 14_041, 203_621, 946, 23_499),
-        ("valid.txt", "eng.testa", 3_250, 51_362, 216, 5_942),
+        pytest.param("train.txt", "eng.train", 14_041, 203_621, 946, 23_499, marks=pytest.mark.slow),
+        pytest.param("valid.txt", "eng.testa", 3_250, 51_362, 216, 5_942, marks=pytest.mark.slow),
         ("test.txt", "eng.testb", 3_453, 46_435, 231, 5_648),
     ],
 )

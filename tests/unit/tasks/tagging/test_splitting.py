@@ -152,6 +152,7 @@ def test_what_differs_from_training_is_said(tmp_path):
     assert note.startswith("the model does not record how its training data was split into words")
 
 
+@pytest.mark.slow
 @pytest.mark.realdata
 def test_conll_2003_written_as_lines(data_folder, tmp_path):
     train, test = (
