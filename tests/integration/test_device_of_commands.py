@@ -77,7 +77,7 @@ def test_bf16_that_a_gpu_lacks_is_refused_before_anything_is_read(tmp_path, kind
             recipe, model=absent, data=finetuning.LabelledFiles(absent, absent), out=out
         ),
     }
-    with pytest.raises(ConfigError, match="cuda:0 has no bf16; use 'fp16' or 'fp32'"):
+    with pytest.raises(ConfigError, match="cuda:0 does not support bf16; use 'fp16' or 'fp32'"):
         starts[kind]()
     assert not out.exists()
 

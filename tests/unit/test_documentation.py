@@ -16,7 +16,7 @@ from maskloom.recipe_files import recipe_keys
 from maskloom.runs.task_summaries import describe_metrics, pretraining_lines
 
 REPOSITORY = Path(__file__).parents[2]
-PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+PAGES = [page for place in (".", "docs") for page in sorted((REPOSITORY / place).glob("*.md"))]
 MADE = [page for place in ("benchmarks", "results") for page in sorted((REPOSITORY / place).glob("*.md"))]
 KEYS = {key.path for kind in (PretrainRecipe, FinetuneRecipe) for key in recipe_keys(kind)}
 OPEN_SECTIONS = ("model.config.", "class_weights.")

@@ -37,7 +37,7 @@ _WIDEST_RUN = 8  # attention reads this many times the tokens needed; in wider r
 def width_of_runs(layers: Iterable[nn.Module], width: int) -> int:
     """Return how many sequences of a beam search keep their tokens side by side: `width`, or 1 if they cannot.
 
-    They cannot in layers with another attention than `SelfAttention`, such as one with relative positions.
+    They cannot in layers whose attention is not `SelfAttention`, such as one with relative positions.
     """
     is_plain = all(type(getattr(layer, "attention", None)) is SelfAttention for layer in layers)
     return width if is_plain and width <= _WIDEST_RUN else 1

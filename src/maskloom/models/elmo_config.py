@@ -22,7 +22,7 @@ SPELLING_SIZE = 515
 
 
 class ElmoConfig(ModelConfig):
-    """Sizes and constants of an ELMo, frozen; `hidden_size` is of both directions, `intermediate_size` of one cell.
+    """Sizes and constants of an ELMo, frozen; `hidden_size` covers both directions, `intermediate_size` one cell.
 
     `vocab_size` counts the words that it learns to predict; its inputs are words spelled in bytes. `filters` are pairs
     of width and number. With `adds_input`, layers after the first add their input. `mix_layer_norm` normalises layers

@@ -236,7 +236,7 @@ def _charts(experiment: Experiment, results: Mapping[str, Any]) -> list[Chart]:
     names |= {role: f"{name}, on dev" for role, name in results["columns"].items()}
     for column, name in names.items():
         found = {arm: columns[column] for arm, columns in results["scores"].items() if column in columns}
-        # BLEU, perplexity and loss are no fractions
+        # BLEU, perplexity and loss are not fractions
         unit = 1 if column in experiment.measures or results["metrics"].get(column) == "bleu" else 100
         level = ("constant answer", references[column] / unit) if column in references else ("", 0.0)
         if column == LOSS and frequencies is not None:

@@ -145,7 +145,7 @@ def tune_folder(folder: str | Path, encoded: EncodedData, *, predictor: Predicto
 
 def _note(task: Task, encoded: EncodedData, outputs: Outputs, fitted: dict[str, Any]) -> dict[str, str]:
     """Return as `note` why examples determine no temperature or null threshold; {} if they do."""
-    what, why = "a null threshold", None if fitted else "all of them have an answer, or none"
+    what, why = "a null threshold", None if fitted else "all of them, or none, have an answer"
     if task.scored_logits is not None:
         found = temperature_or_reason(task.scored_logits(encoded, outputs), task.targets(encoded))
         what, why = "a temperature", found if isinstance(found, str) else None

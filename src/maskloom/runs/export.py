@@ -85,7 +85,7 @@ def describe_vectors(folder: Path, pooling: PoolingMode, *, normalize: bool = Fa
     """Write into a model folder how to compute its vectors, for sentence-transformers and for `maskloom embed`.
 
     Texts are truncated where fine-tuning truncated them, else at the model's maximum length. Raises ConfigError for an
-    unknown pooling, and for a model of which sentence-transformers computes no vectors, or others than maskloom.
+    unknown pooling, and for a model with which sentence-transformers cannot compute the same vectors.
     """
     _refuse_other_vectors(folder, pooling)
     model, limit = read_model_config(folder), load_tokenizer(folder).max_length
@@ -99,7 +99,7 @@ def _refuse_other_vectors(folder: Path, pooling: PoolingMode) -> None:
     if kind.startswith("maskloom"):
         reason = f"sentence-transformers cannot open a model of type {kind!r}"
     elif isinstance(config, MarianConfig):
-        reason = "sentence-transformers computes no vectors of a Marian"
+        reason = "sentence-transformers cannot compute vectors with a Marian"
     elif isinstance(config, BartConfig) and "decoder" in stored_heads(folder):
         reason = "sentence-transformers pools the states of a BART's decoder, maskloom those of its encoder"
     elif (special := (tokenizer := load_tokenizer(folder)).vocabulary.special).pad is None:

@@ -134,7 +134,7 @@ def check_questions(questions: Sequence[str]) -> None:
 
 
 def read_context(path: str | Path) -> str:
-    """Return a text file's content, line ends unchanged; raises DataError if it is no text in UTF-8, or too large."""
+    """Return a text file's content, line ends unchanged; raises DataError if it is not UTF-8 text, or too large."""
     is_piped = str(path) == "-"
     content = sys.stdin.buffer.read(_MAX_TEXT_BYTES + 1) if is_piped else read_bytes(path, limit=_MAX_TEXT_BYTES)
     if len(content) > _MAX_TEXT_BYTES:  # before decoding: the end may cut a character in two
@@ -206,7 +206,7 @@ def check_onnx() -> None:
 
 
 def check_page(page: Path, flag: str, source: Path | None = None) -> None:
-    """Raise ConfigError for a page that is a folder, no .html file, in no folder, or its own `source`."""
+    """Raise ConfigError for a page that is a folder, not .html, in a missing folder, or its own `source`."""
     if page.is_dir() or page.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"{page}: {flag} names the page to write, an .html file")
     if not page.parent.is_dir():

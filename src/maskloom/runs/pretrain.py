@@ -59,7 +59,7 @@ from maskloom.training.session import TrainingSession
 from maskloom.training.state import TrainState
 
 _EVALUATION_BATCH = 64
-_BELOW_UNIGRAM = 0.1  # nats; a smaller advantage over word frequencies is no use of context
+_BELOW_UNIGRAM = 0.1  # nats; a smaller advantage over word frequencies does not show use of context
 
 
 @alone_in_folder(ranks_share=True)

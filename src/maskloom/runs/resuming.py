@@ -55,7 +55,7 @@ def extended_recipe(
     """Return the recipe with which the run in `out` continues: with its extensions so far, and a new one if needed.
 
     `plan` resolves a recipe's steps; `checkpoints` are the folders of the last phase, or of all seeds, by stage. A
-    recipe with another number of steps than the run's own extends or shortens the run from the last step that any of
+    recipe whose number of steps differs from the run's extends or shortens the run from the last step that any of
     these has made. Raises ConfigError if the run is beyond the new number of steps, or the recipes differ in other
     keys.
     """
@@ -116,7 +116,7 @@ _SHOWN = 4
 
 
 class ReplayDiffersError(RunFailedError):
-    """Repeated training gave other bits than those stored; the message names the first differing tensors."""
+    """Repeated training did not give the stored bits; the message names the first tensors that differ."""
 
 
 class _Reached(Exception):  # noqa: N818 - it is how the replay ends

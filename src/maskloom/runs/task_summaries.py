@@ -96,7 +96,7 @@ def finetuning_lines(result: dict[str, Any]) -> list[str]:
     model = shlex.quote(result["model"])
     rows += [
         ("model", result["model"]),
-        ("try", f"maskloom predict --model {model} --input FILE --output predictions.jsonl ({takes})"),
+        ("try", f"maskloom predict --model {model} --input FILE --output predictions.jsonl (FILE: {takes})"),
     ]
     return aligned(rows)
 

@@ -247,7 +247,7 @@ def open_vectors(place: str | Path) -> WordVectors:
 
 
 def vectors_file(place: str | Path) -> Path:
-    """Return the file of vectors in a run's folder, or a path that is no folder; DataError for a folder without one."""
+    """Return a run's file of vectors, or `place` if it is not a folder; DataError for a folder without vectors."""
     place = Path(place)
     check_name(place)
     if not place.is_dir():

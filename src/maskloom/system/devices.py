@@ -86,7 +86,7 @@ def half_type(precision: str, device: torch.device) -> torch.dtype | None:
     if precision in ("auto", "fastest"):
         precision = "bf16" if device.type == "cuda" and has_bf16(device) else "fp32"
     if precision == "bf16" and not has_bf16(device):
-        raise ConfigError(f"training.precision = 'bf16': {device} has no bf16; use 'fp16' or 'fp32'")
+        raise ConfigError(f"training.precision = 'bf16': {device} does not support bf16; use 'fp16' or 'fp32'")
     return _HALF_TYPES.get(precision)
 
 

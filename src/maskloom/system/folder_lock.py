@@ -132,7 +132,7 @@ def folder_lock(
 
     def check() -> None:
         if (other := _Holder.read(path)) not in (None, me):
-            raise FolderLostError(f"{out}: this process was suspended, and {other} has taken over; it writes no more")
+            raise FolderLostError(f"{out}: this process was suspended, and {other} has taken over; this one ends")
 
     def keep() -> None:
         with suppress(FolderLostError):

@@ -31,7 +31,7 @@ SETTINGS_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map
 # transformers writes 1e30 for an unknown limit
 _NO_LIMIT = 10**9
 MAX_WORD_LENGTHS = {"google": 200, "hf": 100}
-"""The longest word, in characters, that WordPiece splits, by whose rule that is."""
+"""The length, in characters, of the longest word that WordPiece splits, in Google's rules and in Hugging Face's."""
 ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token", "bos_token", "eos_token")
 """transformers' names for the fields of `SpecialTokens`, in the same order."""
 
@@ -117,7 +117,7 @@ def refuse_foreign_rules(folder: Path, lowercase: Any, rules: dict[str, Any]) ->
     if not isinstance(lowercase, bool):
         raise DataError(f"{folder}: do_lower_case is {lowercase!r:.80}; it must be true or false")
     if (named := str(rules.get("tokenizer_class")).removesuffix("Fast")) in _OTHER_WORDS:
-        raise DataError(f"{folder}: tokenizer_class is {named!r}, which splits words by other rules than BERT's")
+        raise DataError(f"{folder}: tokenizer_class is {named!r}, whose rules for splitting words are not BERT's")
     if rules.get("type", "BertNormalizer") != "BertNormalizer":
         raise DataError(f"{folder}: the normalizer of tokenizer.json is {rules['type']!r}; BERT's is 'BertNormalizer'")
     if rules.get("strip_accents") not in (None, lowercase):

@@ -223,7 +223,7 @@ class Vocabulary:
 
 
 def first_difference(one: Vocabulary, other: Vocabulary) -> str:
-    """Return from which id on two vocabularies differ, with both pieces, or where tokenizers of equal pieces may."""
+    """Return the first id where two vocabularies differ, with both pieces, or where tokenizers of equal pieces may."""
     for index, pair in enumerate(zip_longest(one.tokens, other.tokens)):
         if pair[0] != pair[1]:
             own, others = ("no piece" if piece is None else f"{piece!r:.80}" for piece in pair)

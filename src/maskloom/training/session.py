@@ -300,7 +300,7 @@ class TrainingSession:
                 self.ranks.barrier()
 
     def _settle(self, saves: Saves) -> None:
-        """Wait for the save in progress; if that of the best step has failed, the best step before is kept on."""
+        """Wait for the save in progress; if that of the best step has failed, the previous best is kept."""
         with self.ranks.at("save"):
             if saves is not None:
                 saves.wait()

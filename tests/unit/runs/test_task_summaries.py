@@ -55,8 +55,8 @@ def test_fine_tuning_in_lines():
 
 def test_regression_of_two_texts_is_tried_with_pairs():
     regression = {**finetuned(), "task": "regression"}
-    assert "(sentences)" in finetuning_lines(regression)[-1]
-    assert "(pairs of sentences)" in finetuning_lines({**regression, "takes_pairs": True})[-1]
+    assert "(FILE: sentences)" in finetuning_lines(regression)[-1]
+    assert "(FILE: pairs of sentences)" in finetuning_lines({**regression, "takes_pairs": True})[-1]
 
 
 def test_one_run_has_no_spread():

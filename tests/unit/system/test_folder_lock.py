@@ -196,7 +196,7 @@ def test_a_holder_that_was_suspended_learns_that_its_lock_was_taken_over(tmp_pat
             said = [_said(process) for _ in range(3)]
             assert said[:2] == ["not written"] * 2
             assert said[2].startswith(f"{folder}: this process was suspended, and PID {os.getpid()} on ")
-            assert "has taken over; it writes no more" in said[2]
+            assert "has taken over; this one ends" in said[2]
             process.wait()
             assert json.loads(path.read_text())["pid"] == os.getpid()
             assert sorted(path.name for path in folder.iterdir() if path.name != LOCK) == ["before", "events.jsonl"]

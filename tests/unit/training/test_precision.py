@@ -114,7 +114,7 @@ def test_auto_is_bf16_on_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> N
     assert in_precision(objective, "auto", gpu) == HalfPrecision(objective, torch.bfloat16)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(major=7, minor=5))
     assert in_precision(objective, "auto", gpu) is objective
-    with pytest.raises(ConfigError, match="cuda has no bf16; use 'fp16' or 'fp32'"):
+    with pytest.raises(ConfigError, match="cuda does not support bf16; use 'fp16' or 'fp32'"):
         in_precision(objective, "bf16", gpu)
 
 

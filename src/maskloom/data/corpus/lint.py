@@ -97,7 +97,7 @@ def _short_documents(corpus: Corpus) -> Iterator[Finding]:
     num_files, paragraphs = _num_divisible(corpus), ""
     if num_files and corpus.num_documents >= _MANY_DOCUMENTS * num_files:
         paragraphs = (
-            f"; if the blank lines in the {amount(num_files, 'text file')} "
+            "; if the blank lines in the text files "
             f"({corpus.num_documents / num_files:,.0f} documents per file on average) separate paragraphs of one text, "
             "build again with --documents file"
         )

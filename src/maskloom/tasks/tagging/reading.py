@@ -87,7 +87,7 @@ Layout = Literal["columns", "jsonl", "csv", "text"]
 DOCUMENT_START = "-DOCSTART-"
 SPACES = re.compile("[ \t]+")
 
-# Lines of CoNLL-U that are no words: comments, the numbers of words written as one ("2-3"), and words left out ("8.1").
+# Lines of CoNLL-U that are not words: comments, numbers of words written as one ("2-3"), and words left out ("8.1").
 _NO_WORD = re.compile(r"#|[0-9]+[-.][0-9]+\t")
 _FORMATS: dict[str, Layout] = {"conll": "columns", "jsonl": "jsonl", "text": "text"}
 # Placeholders for unknown tags in files to be tagged.

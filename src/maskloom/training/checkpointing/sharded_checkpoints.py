@@ -106,7 +106,7 @@ class ShardedSaves(BackgroundSaves):
         self._mesh: DeviceMesh | None = None
 
     def check(self) -> None:
-        """Do nothing: writes end at different steps on different ranks, but all must learn of a failure at the same."""
+        """Do nothing: writes end at different steps on different ranks, but all must learn of a failure at one step."""
 
     def _put(self, snapshot: Snapshot, **settings: Any) -> Path:
         return write_sharded(snapshot, self._folder, self._ranks, **settings)
