@@ -472,7 +472,8 @@ def test_flags_of_generation_reach_it(command, settings, fills, monkeypatch, tmp
     loaded, called = [], []
     for name in ("cli.use.check_model_name", "runs.first_look.look_at_sources"):
         monkeypatch.setattr(f"maskloom.{name}", lambda *_: None)
-    monkeypatch.setattr("maskloom.inference.Predictor.load", lambda *_, **how: loaded.append(how))
+    opened = SimpleNamespace(device=torch.device("cpu"))
+    monkeypatch.setattr("maskloom.inference.Predictor.load", lambda *_, **how: loaded.append(how) or opened)
     monkeypatch.setattr("maskloom.runs.predict.generate", lambda *given, **how: called.append((given, how)))
     files = ["--input", str(tmp_path / "i.csv"), "--output", str(tmp_path / "o.jsonl")]
     flags = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
