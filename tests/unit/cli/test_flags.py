@@ -186,6 +186,7 @@ def test_flags_set_their_keys():
         (["training.stps=5"], {}, r"^--set 'training.stps=5': unknown key 'training.stps'; did you mean"),
         (["trainin.steps=5"], {}, r"^.*squad-v1\.toml with --set 'trainin.steps=5': unknown key 'trainin'"),
         (["data.max_length=many"], {"seed": 1}, r"^--set 'data.max_length=many': data.max_length = 'many'"),
+        (["training=3"], {"steps": 5}, "^--steps 5: 'training' is a value, not a section$"),
         (["training.log_to=[1]"], {}, r"^--set 'training.log_to=\[1\]': training.log_to.0 = 1"),
         (
             ["training.warmup_steps=9", "seed=1"],
