@@ -160,7 +160,15 @@ def test_a_class_list_gives_labels_that_training_data_lacks(model: Path, tmp_pat
     look_at_training_data(model, files, ReadingOptions(labels=str(tmp_path / "labels.txt")), FinetuneRecipe())
 
 
-@pytest.mark.parametrize("settings", ['{"kind": "x"}', '{"kind": ["single"]}', '{"kind": "single", "reading": [1]}'])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        '{"kind": "x"}',
+        '{"kind": ["single"]}',
+        '{"kind": "single", "reading": [1]}',
+        '{"kind": "single", "takes_pairs": "x"}',
+    ],
+)
 def test_settings_that_nobody_knows_are_left_to_who_opens_the_model(model: Path, tmp_path: Path, settings: str) -> None:
     (model / "maskloom.json").write_text(settings, encoding="utf-8")
     look_at_input([model], rows(tmp_path / "rows.csv", 3), ReadingOptions(), needs_label=True)

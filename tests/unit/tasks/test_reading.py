@@ -131,6 +131,7 @@ def test_quoted_fields_of_a_tsv_are_read_literally_with_a_note(tmp_path):
         ('{"text": "b", "label": true}', "regression", "line 2: label is not a finite number"),
         ('{"text": "b", "label": 5}', "multilabel", "line 2: labels are not a list"),
         ("nonsense", "single", "line 2: not valid JSON"),
+        ("[1]", "single", "line 2: expected a JSON object, got a list; expected one object per line, not a list of"),
     ],
 )
 def test_bad_json_rows_are_errors_with_their_line(tmp_path, line, kind, message):
