@@ -42,7 +42,7 @@ label in train, no entity, the ending that is right most often in dev, or the fi
 ## After the last epoch
 
 Mean ± standard deviation over seeds. Seed noise is the pooled standard deviation of both sides. The verdict is
-"within seed noise" when the difference of the means is at most the bound, the 97.5 % point of Student's t times the
+"within seed noise" when the difference of the means is at most the bound, the 97.5% point of Student's t times the
 standard error of the difference: with equal means, it is exceeded in 5 of 100 comparisons. The bound is also how large
 a difference this comparison can see.
 

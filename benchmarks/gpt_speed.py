@@ -150,14 +150,14 @@ def shares_of_peak(result: dict[str, Any], rates: Sequence[float], peer: Sequenc
     if "peak" not in result:
         return "-"
     shares = (100 * statistics.median(side) * result["flops"] / result["peak"] for side in (rates, peer))
-    return " / ".join(f"{share:.0f} %" for share in shares)
+    return " / ".join(f"{share:.0f}%" for share in shares)
 
 
 LEVELS = "reached (floor / target / stretch)"
 PEAK_SAID = (
     "*Of peak*, ours / peer: useful work (real tokens, backward twice forward) as a share of the rate of a 2048-cube "
     "matrix product, by MKL or oneDNN, whichever is faster, measured before every round. A ratio of r needs r times "
-    "the peer's share, which cannot exceed 100 %."
+    "the peer's share, which cannot exceed 100%."
 )
 
 
@@ -314,7 +314,7 @@ def page(content: dict[str, Any]) -> str:
                 f"{middle:.2f} ({min(ratios):.2f}-{max(ratios):.2f}) | {reached(middle, aims)} |{share}"
             )
     checks = [
-        f"{result['what']}: {100 * result['equal_tokens']:.0f} %" for result in results if "equal_tokens" in result
+        f"{result['what']}: {100 * result['equal_tokens']:.0f}%" for result in results if "equal_tokens" in result
     ]
     if differences := [result["difference"] for result in results if "difference" in result]:
         lines += ["", f"Before timing, the losses of both sides differ by at most {max(differences):.1e} nats."]

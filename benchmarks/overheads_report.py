@@ -139,7 +139,7 @@ def _options(results: dict[str, Any]) -> list[str]:
     counted, ratios = results["counted"], results["ratios"]
     bare, off = counted["bare loop"], counted["all off"]
     more = {"operations": 100 * (off["ops"] / bare["ops"] - 1), "processor time": 100 * (median(ratios) - 1)}
-    levels = (f"{value:+.1f} % {name}: {reached(value, OFF_PERCENT, smaller=True)}" for name, value in more.items())
+    levels = (f"{value:+.1f}% {name}: {reached(value, OFF_PERCENT, smaller=True)}" for name, value in more.items())
     lines = [
         "## Options that are off",
         "",

@@ -119,7 +119,7 @@ def _page(results: list[Result], text: str, command: str, load: float, num_threa
         f"Python {platform.python_version()}, torch {torch.__version__} ({_blas()}), "
         f"transformers {transformers.__version__}.",
         f"- Load average before the start, of all programs: {load:.1f}.",
-        f"- Text: {text}; vocabulary: BERT's uncased 30,522 pieces; dropout 0.1, 15 % of tokens masked.",
+        f"- Text: {text}; vocabulary: BERT's uncased 30,522 pieces; dropout 0.1, 15% of tokens masked.",
         "- Lengths *128* and *512*: articles joined to long documents, so that nearly all rows are full; the peer pads "
         "to the longest of the batch. *mixed*: articles, each cut for a target length between 2 and 128 tokens; the "
         "peer pads to 128, as pre-training does.",

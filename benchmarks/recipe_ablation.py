@@ -153,7 +153,7 @@ def page(results: dict[str, Any]) -> str:
         f"The corpus has {about['num_tokens'] / 1e6:.1f} million tokens in {about['num_documents']:,} documents, and a "
         f"vocabulary of {about['vocabulary_size']:,}. The model has two layers of width 128 and is trained on rows of "
         f"at most 64 tokens for 3,000 steps of 32 rows, unless the variant says otherwise. {as_many}The loss is "
-        "measured with the paper's masks (15 %, 80/10/10) on rows of 128 tokens of held-out text, the same tokens for "
+        "measured with the paper's masks (15%, 80/10/10) on rows of 128 tokens of held-out text, the same tokens for "
         f"all variants; it is the mean over seeds. {limits}Differences are means over the seeds that both variants "
         "have, with their standard error: *lower* or *higher* if they are more than two standard errors from 0. With "
         f"one seed, small differences mean little. Speeds were measured on this machine, {results['processor']}, with "

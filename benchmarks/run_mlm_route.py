@@ -4,7 +4,7 @@
     --bf16]
 
 The tokens of the training documents, each document between [CLS] and [SEP], are concatenated and cut into blocks of
-128, as in run_mlm without --line_by_line. Transformers' collator draws masks at 15 %, the model is BertForMaskedLM with
+128, as in run_mlm without --line_by_line. Transformers' collator draws masks at 15%, the model is BertForMaskedLM with
 sdpa and dropout of 0.1, and the optimiser is AdamW with warm-up and linear decay. The loop is plain torch, without the
 Trainer's overhead. Documents that `budget` holds out are excluded. The defaults of run_mlm are a rate of 5e-5 and
 batches of 8. --bf16 trains under autocast, as the Trainer does for the same flag. The clock starts at the first step,

@@ -374,7 +374,7 @@ def page(content: dict[str, Any]) -> str:
         )
     if differences := [result["difference"] for result in results if "difference" in result]:
         lines += ["", f"Before timing, the losses of both BARTs differ by at most {max(differences):.1e} nats."]
-    if equal := [f"{100 * result['equal_tokens']:.0f} %" for result in results if "equal_tokens" in result]:
+    if equal := [f"{100 * result['equal_tokens']:.0f}%" for result in results if "equal_tokens" in result]:
         lines += ["", f"Decoded tokens that are equal on both sides, row by row: {', '.join(equal)}."]
     return "\n".join([*lines, *made_by(content)])
 

@@ -322,7 +322,7 @@ def _digits(score: str, value: float | None) -> str:
     if value is None:
         return "-"
     number = 100 * value if score == "accuracy" else value
-    return f"{number:.2f}" if score.startswith("bits") else f"{number:.1f}{'' if score == 'bleu' else ' %'}"
+    return f"{number:.2f}" if score.startswith("bits") else f"{number:.1f}{'' if score == 'bleu' else '%'}"
 
 
 if __name__ == "__main__":

@@ -159,10 +159,10 @@ def load_recipe(
     source = str(path) if path and not isinstance(path, Mapping) else "recipe"
     if isinstance(values.get("sizes"), dict) and "model" in kind.model_fields:
         _apply_size(kind, values, overrides or [], source)
-    for override in overrides or []:
-        _apply_override(values, override)
     said = {key: f"--set {begin + override!r:.200}" for key, override in by_key(overrides).items()}
     said |= flags or {}
+    for override in overrides or []:
+        _apply_override(values, override, said)
     recipe = validate_recipe(kind, values, source=source, said=said, begin=begin)
     if check is not None:
         try:
@@ -277,7 +277,7 @@ def overrides_of(settings: Mapping[str, Any]) -> list[str]:
     return [f"{key}={_toml_value(value)}" for key, value in settings.items()]
 
 
-def _apply_override(values: dict[str, Any], override: str) -> None:
+def _apply_override(values: dict[str, Any], override: str, said: Mapping[str, str] = {}) -> None:
     key, separator, text = override.partition("=")
     key = key.strip()
     if not separator or not key:
@@ -290,7 +290,7 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
         value = found["value"] if len(found) == 1 else text
     except (ValueError, RecursionError):
         value = float(text) if _HALF_WRITTEN.fullmatch(text) else text
-    put_value(values, key, value, f"--set {override!r:.200}")
+    put_value(values, key, value, said.get(key, f"--set {override!r:.200}"))
 
 
 def put_value(values: dict[str, Any], key: str, value: Any, what: str) -> None:

@@ -264,7 +264,7 @@ def test_a_full_disk_is_answered_with_a_message_and_can_be_continued(folder: Pat
     # a file size limit stands in for a full disk; Python ignores the signal that comes with it (SIGXFSZ)
     limited = ["bash", "-c", 'ulimit -f 400; exec "$@"', "bash", *command(folder, out)]
     done = subprocess.run(limited, capture_output=True, text=True, timeout=TIMEOUT)
-    assert done.returncode == 1
+    assert done.returncode == 74
     assert f"error: {out}: File too large" in done.stderr
     assert "Traceback" not in done.stderr
     assert build(folder, out).returncode == 0

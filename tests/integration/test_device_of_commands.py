@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tests.integration.tiny_models import model_folder
+from tests.unit.inference.generators import generator_folder
 from typer.testing import CliRunner
 
 from maskloom.cli import app
@@ -53,6 +54,23 @@ def test_the_device_is_said_at_the_start_and_not_in_the_result(classifier, tmp_p
     assert "thread" in said[0]
     assert sum(line.startswith("device:") for line in said) == 1
     assert "device" not in json.loads(ended.stdout)
+
+
+def test_the_device_is_said_for_a_text_on_the_command_line(tmp_path, monkeypatch):
+    """Regression: only commands on files named it."""
+    monkeypatch.setenv("MASKLOOM_DEVICE", "cpu")
+    masked = model_folder(tmp_path / "masked", heads=("mlm",))
+    writer = generator_folder(tmp_path / "writer", "t5", words=["one", "<extra_id_0>"])
+    commands = {
+        "fill-mask": (masked, "alpha [MASK]"),
+        "generate": (writer, "--prompt", "one", "--max-tokens", "2"),
+        "fill-spans": (writer, "one <X>", "--max-tokens", "2"),
+    }
+    for name, (model, *arguments) in commands.items():
+        ended = CliRunner().invoke(app, [name, "--model", str(model), *arguments, "--json"])
+        assert ended.exit_code == 0, ended.output
+        assert ended.stderr.startswith("device: cpu, ")
+        assert "device" not in json.loads(ended.stdout)
 
 
 @pytest.fixture

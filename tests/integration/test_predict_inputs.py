@@ -9,6 +9,7 @@ from tests.integration.tiny_models import model_folder
 from maskloom.errors import DataError
 from maskloom.inference import Predictor
 from maskloom.runs.evaluate import evaluate
+from maskloom.runs.first_look import look_at_input
 from maskloom.runs.predict import answer, answer_lines, embed, predict
 from maskloom.runs.reading_defaults import FileReading
 from maskloom.runs.task_summaries import evaluation_lines
@@ -195,3 +196,15 @@ def test_a_window_is_bounded_in_characters(models, tmp_path, monkeypatch, kind):
     for whole, piece in zip(rows_of(tmp_path / "whole.jsonl"), rows_of(tmp_path / "pieces.jsonl"), strict=True):
         for key in {"label", "tags", "choice", "answer"} & set(whole):
             assert whole[key] == piece[key]
+
+
+def test_tags_may_be_ids_of_the_model_s_labels(tmp_path):
+    stored = {"kind": "tagging", "labels": [*TAGS.values()], "settings": {"trained_scheme": "iob2"}}
+    folder = model_folder(tmp_path / "model", heads=("tagger",), settings=stored, **TAG_CONFIG)
+    for name, tags in (("names", ["B-X", "I-X", "O"]), ("ids", [1, 2, 0])):
+        row = {"tokens": ["alpha", "beta", "eta"], "ner_tags": tags}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    look_at_input([folder], tmp_path / "ids.jsonl", ReadingOptions(), needs_label=True)
+    by_name, by_id = (evaluate(folder, tmp_path / f"{name}.jsonl") for name in ("names", "ids"))
+    assert by_id["loss"] == by_name["loss"]
+    assert by_id["data"]["notes"] == ["tags are numbers, read as ids: 0 is 'O', 1 is 'B-X', 2 is 'I-X'"]

@@ -174,6 +174,17 @@ def test_a_rerun_refuses_before_the_start_what_would_not_be_the_same(command, co
     refused(shard.name)
     shutil.rmtree(data)
     refused("no longer exists")
+    for key in ("versions", "hardware"):  # as in a file written by hand
+        (run_folder / "run.json").write_text(whole)
+        _changed(run_folder, lambda content, key=key: content.pop(key))
+        refused(f"error: {run_folder / 'run.json'}: the file is damaged: {key!r} is None, expected dict\n")
+    (run_folder / "run.json").write_text(whole)
+    _changed(run_folder, lambda content: content["hardware"].pop("threads"))
+    refused(f"{run_folder / 'run.json'}: hardware.threads = None: expected the number of threads")
+    for paths in ({}, {"corpus": 5}):
+        (run_folder / "run.json").write_text(whole)
+        _changed(run_folder, lambda content, paths=paths: content.update(paths=paths))
+        refused(f"{run_folder / 'run.json'}: paths = {paths}: expected the paths of corpus")
     (run_folder / "run.json").write_text(whole)
     shutil.rmtree(run_folder / "model")
     refused("the run is not finished")

@@ -58,11 +58,11 @@ def filling(tokenizer, tmp_path_factory):
 def test_blanks_are_filled(filling, tmp_path, run):
     text, filled = "Thank you <X> me to <Y> week!", "Thank you cat sat me to mat week!"
     said = run("fill-spans", "--model", filling, text).splitlines()
-    assert said[-2] == filled
+    assert said[0] == filled
     assert re.fullmatch(r"log-probability -\d\.\d{3}, ended by the model", said[-1])
     said = run("fill-spans", "--model", filling, text, "--max-tokens", 1).splitlines()
     assert said[-1].endswith(", stopped at the token limit; empty: blank 1, blank 2")
-    found = json.loads(run("fill-spans", "--model", filling, text, "--beam", "3", "--json").splitlines()[-1])
+    found = json.loads(run("fill-spans", "--model", filling, text, "--beam", "3", "--json").splitlines()[0])
     assert found.pop("log_probability") == pytest.approx(0.0, abs=2.0)
     assert found == {"source": text, "text": filled, "fillings": ["cat sat", "mat"], "finish": "end"}
     (tmp_path / "in.txt").write_text(f"{text}\nyou <extra_id_0> me to <extra_id_1> week\n", encoding="utf-8")

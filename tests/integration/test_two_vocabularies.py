@@ -87,7 +87,7 @@ def test_a_transformer_reads_one_vocabulary_and_writes_another(transformer, data
     assert scores["exact_match"] == result["best"]["scores"]["exact_match"]
     assert scores["loss"] == pytest.approx(result["best"]["scores"]["loss"], rel=1e-6)
     assert maskloom.load(out).predict(["fünf zwei eins"]) == [{"text": "one two five"}]
-    assert run("generate", "--model", out, "--prompt", "fünf zwei eins").split("\n")[-3] == "one two five"
+    assert run("generate", "--model", out, "--prompt", "fünf zwei eins").split("\n")[0] == "one two five"
     run("export", out, "--out", tmp_path / "exported")
     assert maskloom.load(tmp_path / "exported").predict(["fünf zwei eins"]) == [{"text": "one two five"}]
 

@@ -146,7 +146,7 @@ def test_options_that_are_off_say_what_they_reach():
 
     counted = {"bare loop": {"ops": 100, "calls": 9}, "all off": {"ops": 102, "calls": 10}}
     text = "\n".join(_options({"counted": counted, "ratios": [1.004, 1.005, 1.3]}))
-    assert "+2.0 % operations: below floor (1 / 0 / 0); +0.5 % processor time: floor (1 / 0 / 0)." in text
+    assert "+2.0% operations: below floor (1 / 0 / 0); +0.5% processor time: floor (1 / 0 / 0)." in text
 
 
 def test_the_page_of_translation_is_what_its_script_writes(tmp_path):

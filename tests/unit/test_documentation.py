@@ -239,8 +239,8 @@ def test_onednn_costs_an_intel_processor_what_was_measured() -> None:
     )
     rows = re.findall(r"^\| (\w+) \| \w+ \| maskloom, oneDNN \| \*\*([\d.]+)x", page, re.MULTILINE)
     for sizes, said in (
-        ({"tiny", "mini", "small"}, "{} to {} % longer at tiny, mini and small"),
-        ({"base"}, "{} to {} % at base"),
+        ({"tiny", "mini", "small"}, "{} to {}% longer at tiny, mini and small"),
+        ({"base"}, "{} to {}% at base"),
     ):
         longer = [round(100 * float(ratio)) - 100 for size, ratio in rows if size in sizes]
         assert said.format(min(longer), max(longer)) in " ".join(text.split())

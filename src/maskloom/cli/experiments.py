@@ -39,7 +39,7 @@ def reproduce(
     *,
     scale: Annotated[
         Literal["tiny", "one-gpu", "paper"],
-        _training_option(help="tiny: one or two hours on two cores; one-gpu: for one GPU; paper: as published."),
+        _training_option(help="tiny: 40 minutes to 2 hours on two cores; one-gpu: for one GPU; paper: as published."),
     ] = "tiny",
     seeds: Annotated[
         int, _training_option(min=1, max=100, help="Repetitions of every run, each with its own seed.")

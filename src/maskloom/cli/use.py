@@ -84,9 +84,7 @@ def fill_mask(
 ) -> None:
     """Predict the tokens for each [MASK]."""
     check_model_name(model)
-    from maskloom.inference import Predictor  # heavy, so a missing model is rejected first
-
-    masks = Predictor.load(model).fill_mask(text, top_k=top_k)
+    masks = _opened(model).fill_mask(text, top_k=top_k)
     lines = ["  ".join(f"{found['token']} {found['probability']:.3f}" for found in mask) for mask in masks]
     show({"text": text, "masks": masks}, lines=lambda _: lines)
 
@@ -135,19 +133,18 @@ def embed(
     if report is not None:
         check_page(report, "--report", input_file)
     look_at_texts(model, input_file, reading)
-    from maskloom.inference import Predictor  # heavy, so wrong data is rejected first
-    from maskloom.runs.predict import embed as run
+    from maskloom.runs.predict import embed as run  # heavy, so wrong data is rejected first
     from maskloom.runs.task_summaries import written_lines
     from maskloom.system.devices import half_type
 
     page, written, precision = {}, {}, "bf16" if bf16 else "auto"
-    one = None if int8 else Predictor.load(model, max_length=max_length, precision=precision)  # the page needs floats
+    one = None if int8 else _opened(model, max_length=max_length, precision=precision)  # the page needs floats
     if report is not None:
         from maskloom.runs.report.generation import attention_report
 
         page = attention_report(model, input_file, report, reading=reading, max_length=max_length, predictor=one)
     if output is not None:
-        predictor = one or Predictor.load(model, max_length=max_length, int8=True)
+        predictor = one or _opened(model, max_length=max_length, int8=True)
         how = {"reading": reading, "pooling": pooling, "normalize": normalize, "progress": terminal_progress()}
         used = "int8" if int8 else "bf16" if half_type(precision, predictor.device) else "fp32"
         written = {**run(predictor, input_file, output, **how), "precision": used}
@@ -276,11 +273,10 @@ def generate(
     An encoder-decoder model uses its fine-tuning settings unless flags override them.
     """
     _check_one_or_file("--prompt TEXT", prompt, model, input_file, output, reading, report)
-    from maskloom.inference import Predictor  # heavy, so wrong data is rejected first
-    from maskloom.runs.predict import generate as run
+    from maskloom.runs.predict import generate as run  # heavy, so wrong data is rejected first
     from maskloom.runs.task_summaries import generated_lines, generation_line, reported_lines, written_lines
 
-    predictor = Predictor.load(model, batch_size=batch_size)
+    predictor = _opened(model, batch_size=batch_size)
     written, page, found = {}, {}, list[Any]()
     if input_file is not None and output is not None:
         written = run(predictor, input_file, output, given, reading=reading, progress=terminal_progress())
@@ -320,19 +316,28 @@ def fill_spans(
     """Fill the blanks in a text, or in every text of a file, with a model trained for it (T5)."""
     _check_one_or_file("TEXT", text, model, input_file, output, reading)
     from maskloom.generation.search import Generation  # heavy, so wrong data is rejected first
-    from maskloom.inference import Predictor
     from maskloom.runs.predict import generate as run
     from maskloom.runs.task_summaries import generated_lines, generation_line, written_lines
 
     given = only_given(max_tokens=max_tokens, temperature=temperature, beam=beam, seed=seed)
     how = Generation(temperature=0.0 if beam is None else 1.0).changed(given)
-    predictor = Predictor.load(model, batch_size=batch_size)
+    predictor = _opened(model, batch_size=batch_size)
     if input_file is not None and output is not None:
         result = run(predictor, input_file, output, {}, fills=how, reading=reading, progress=terminal_progress())
         show(result, lines=written_lines, beside=output)
         return
     (found,) = predictor.fill_spans([text or ""], how)
     show({"source": text, **found}, lines=generated_lines, account=generation_line)
+
+
+def _opened(model: Path, **how: Any) -> Any:
+    """Return a Predictor of a model, and name its device on standard error."""
+    from maskloom.inference import Predictor  # heavy, so commands check what they are given first
+    from maskloom.system.devices import describe_device
+
+    predictor = Predictor.load(model, **how)
+    terminal_progress().say(f"device: {describe_device(predictor.device)}")
+    return predictor
 
 
 def _check_one_or_file(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,13 +12,13 @@ from pydantic import ConfigDict, Field
 from maskloom.checkpoints.huggingface import read_config
 from maskloom.checkpoints.published.sentence_transformers import ENCODER, MODULES
 from maskloom.checkpoints.tensor_files import refuse_unconverted, refuse_unsafe
-from maskloom.errors import ConfigError, DataError
+from maskloom.errors import DataError
 from maskloom.models.architectures import architecture_of
 from maskloom.models.model_config import ModelConfig
 from maskloom.recipe_files import validate_recipe
 from maskloom.sections import Section
 from maskloom.system.foreign_files import check_model_name, check_regular, file_inside, read_json_object
-from maskloom.tasks.tables import ReadingOptions
+from maskloom.tasks.tables import check_stored
 from maskloom.text.spelled_tokenizer import SpelledTokenizer
 from maskloom.text.tokenizer import TARGETS, Tokenizer
 
@@ -125,12 +125,5 @@ def read_settings(folder: Path) -> dict[str, Any]:
     if (path := file_inside(folder, SETTINGS_FILE)) is None:
         return {}
     settings = read_json_object(path)
-    reading = validate_recipe(_Settings, settings, source=str(path)).reading or {}
-    names = sorted(field.name for field in fields(ReadingOptions))
-    if unknown := sorted(set(reading).difference(names)):
-        raise DataError(f"{path}, reading: unknown key {unknown[0]!r:.80}; known: {', '.join(names)}")
-    try:
-        ReadingOptions(**{key: value for key, value in reading.items() if value is not None})
-    except ConfigError as error:
-        raise DataError(f"{path}, reading: {error}") from None
+    check_stored(validate_recipe(_Settings, settings, source=str(path)).reading or {}, path)
     return {key: value for key, value in settings.items() if value is not None}

@@ -44,7 +44,7 @@ Inputs = Literal["tokens", "vectors"]
 def masked_losses(model: Path, corpus: Path, *, seed: int = 0) -> list[float]:
     """Return the masked-LM loss in nats on parts of the documents that a seed holds out, with the paper's masking.
 
-    There are five parts, or fewer for a small corpus. All models predict the same tokens: 15 % of rows of 128.
+    There are five parts, or fewer for a small corpus. All models predict the same tokens: 15% of rows of 128.
     """
     opened, row = Corpus.open(corpus), PRETRAINING["masked_lm"]
     _, documents = split_documents(opened, HELD_OUT_FRACTION, seed=seed)

@@ -130,7 +130,7 @@ def _how(num_seeds: int) -> str:
     )
     if num_seeds < 2:
         return how
-    chance = f"{100 * float(t.sf(2, num_seeds - 1)):.0f} %"
+    chance = f"{100 * float(t.sf(2, num_seeds - 1)):.0f}%"
     return f"{how} Where there is no real difference, {chance} of trends are shown by chance, and as many denied."
 
 

@@ -92,8 +92,8 @@ class LabelledFiles:
         vocab, reading = self.source_vocab or paths.get("source_vocab"), self.reading
         if reading == ReadingOptions():
             labels = {"labels": str(paths["labels"])} if "labels" in paths else {}
-            reading = ReadingOptions(**{**told["reading"], **labels})
-        return replace(self, reading=reading, metric=self.metric or told["metric"], source_vocab=vocab)
+            reading = ReadingOptions(**{**told.get("reading", {}), **labels})
+        return replace(self, reading=reading, metric=self.metric or told.get("metric"), source_vocab=vocab)
 
     def reading_told(self, told: Mapping[str, Any]) -> dict[str, Any]:
         """Return how to read the files, with the stored name of the class list, which is compared by content."""

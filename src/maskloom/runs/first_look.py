@@ -17,14 +17,14 @@ from maskloom.config import FinetuneRecipe
 from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.recipe_files import validate_recipe
 from maskloom.runs.corpus import tokenizer_folder
-from maskloom.runs.reading_defaults import READING_KEYS, FileReading, options_for, reading_of_sources, reading_of_texts
+from maskloom.runs.reading_defaults import FileReading, options_for, reading_of_sources, reading_of_texts
 from maskloom.system.files import is_stream
 from maskloom.system.foreign_files import check_model_name, check_regular, file_inside, read_bytes, read_json_object
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.examples import ReadExamples, ReadingReport
 from maskloom.tasks.kinds import KINDS, TaskKind
 from maskloom.tasks.labels import UnknownLabelError, with_hint
-from maskloom.tasks.tables import ReadingOptions
+from maskloom.tasks.tables import ReadingOptions, check_stored
 
 _ROWS = 10_000
 _SETTINGS_FILE = "maskloom.json"
@@ -96,15 +96,17 @@ def look_at_input(models: Sequence[Path], path: Path, reading: ReadingOptions, *
     if not (path.is_dir() and (known.get("kind") is None or (kind is not None and kind.reads_folders))):
         check_regular(path)
     stored = known.get("reading", {})
-    if kind is None or not isinstance(stored, dict) or not stored.keys() <= READING_KEYS:
+    if kind is None or not isinstance(stored, dict):
         return  # unknown kind or settings: opening the model reports what is wrong
-    if kind.with_pairs and known.get("takes_pairs"):
+    if kind.with_pairs and known.get("takes_pairs") is True:
         kind = KINDS[kind.with_pairs]
     try:
         settings = validate_recipe(kind.settings, known.get("settings", {}), source=str(models[0]))
     except ConfigError:
         return
-    settings = settings.model_copy(update=dict(kind.first_settings))
+    names = known.get("labels")
+    own = {"labels": names} if isinstance(names, list) and "labels" in kind.settings.model_fields else {}
+    settings = settings.model_copy(update={**kind.first_settings, **own})
     options = options_for(path, kind, settings, reading, known, needs_label=needs_label)
     _look(FileReading(path, kind, options, settings, ReadingReport(path), needs_label))
 
@@ -221,9 +223,13 @@ def _look(file: FileReading) -> None:
 
 
 def _settings(model: Path) -> dict[str, Any]:
-    """Return what fine-tuning stored with a model, unchecked, or {}."""
+    """Return what fine-tuning stored with a model, or {}; only how it reads files is checked."""
     for folder in (model, model / "model"):
         if (folder / "config.json").is_file():
-            path = file_inside(folder, _SETTINGS_FILE)
-            return {} if path is None else read_json_object(path)
+            if (path := file_inside(folder, _SETTINGS_FILE)) is None:
+                return {}
+            settings = read_json_object(path)
+            if isinstance(reading := settings.get("reading"), dict):
+                check_stored(reading, path)
+            return settings
     return {}

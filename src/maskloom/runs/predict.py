@@ -139,7 +139,6 @@ def embed(
     """
     source, target = Path(input), Path(output)
     suffix = check_place(source, target, ".npy", ".jsonl")
-    progress.say(f"device: {describe_device(predictor.device)}")
     modules = predictor.modules.changed(pooling, normalize, predictor.model.config)
     texts = reading_of_texts(source, reading)
     num_rows, index = texts.count(), 0
@@ -192,7 +191,6 @@ def generate(
     """
     source, target = Path(input), Path(output)
     check_place(source, target, ".jsonl")
-    progress.say(f"device: {describe_device(predictor.device)}")
     settings = fills or predictor.generation().changed(given)
     rows = reading_of_prompts(predictor, source, reading, settings, fills=fills is not None)
     progress.begin("filling" if fills else "generating", rows.count())

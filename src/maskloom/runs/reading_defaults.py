@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,6 @@ from maskloom.tasks.tables import ReadingOptions
 if TYPE_CHECKING:
     from maskloom.generation.search import Generation
     from maskloom.inference import Ensemble, Predictor
-
-READING_KEYS = {field.name for field in fields(ReadingOptions)}
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ def reading_of_texts(path: Path, given: ReadingOptions | None) -> FileReading:
 def reading_of_sources(path: Path, given: ReadingOptions | None, known: Mapping[str, Any]) -> FileReading:
     """Return how to read a file of prompts or sources; what fine-tuning stored counts if it was a seq2seq task."""
     kind, stored = KINDS["seq2seq"], known.get("reading", {})
-    if known.get("kind") != kind.name or not isinstance(stored, dict) or not stored.keys() <= READING_KEYS:
+    if known.get("kind") != kind.name or not isinstance(stored, dict):
         known = {}
     settings = kind.settings()
     options = options_for(path, kind, settings, given, known, needs_label=False)

@@ -17,7 +17,7 @@ from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.finetune import LabelledFiles, finetune
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.resuming import differing_tensors, sum_of_tensors
-from maskloom.runs.run_folder import RECIPE, RESULTS, described_model, environment, input_sums, kind_of_run
+from maskloom.runs.run_folder import DESCRIPTION, RECIPE, RESULTS, described_model, environment, input_sums, kind_of_run
 from maskloom.system.foreign_files import check_regular, read_json_value
 
 
@@ -48,9 +48,13 @@ def rerun(
         progress.say(f"repeating the best trial: {run}")
     if not (model / WEIGHTS).exists():
         raise ConfigError(f"{run}: no model to compare with: the run is not finished, or its search kept only the best")
+    for key, kind in (("versions", dict), ("hardware", dict), ("world_size", int), ("paths", dict)):
+        read_json_value(run / DESCRIPTION, key, kind)
+    if type(threads := content["hardware"].get("threads")) is not int or threads < 1:
+        raise DataError(f"{run / DESCRIPTION}: hardware.threads = {threads!r:.80}: expected the number of threads")
     _check_environment(run, content, allow_version_change, progress)
     paths = _checked_paths(run, content)
-    torch.set_num_threads(content["hardware"]["threads"])
+    torch.set_num_threads(threads)
     recipe = load_recipe(PretrainRecipe if kind_of_run(content) == "pretrain" else FinetuneRecipe, run / RECIPE)
     if recipe.training.minutes is not None:
         raise ConfigError(f"{run}: its learning rate followed the clock (training.minutes); no rerun is bit-identical")
@@ -84,6 +88,10 @@ def _changes(before: dict[str, Any], now: dict[str, Any], names: Sequence[str]) 
 
 def _checked_paths(run: Path, content: dict[str, Any]) -> dict[str, Path]:
     """Return the paths of the inputs; raises DataError that names the first one that is gone or has changed."""
+    needed = {"corpus"} if kind_of_run(content) == "pretrain" else {"model", "train", "dev"}
+    if not needed <= content["paths"].keys() or any(not isinstance(path, str) for path in content["paths"].values()):
+        given = f"paths = {content['paths']!r:.80}"
+        raise DataError(f"{run / DESCRIPTION}: {given}: expected the paths of {', '.join(sorted(needed))}")
     paths = {name: Path(path) for name, path in content["paths"].items()}
     for name, path in paths.items():
         if not path.exists():

@@ -20,8 +20,9 @@ from typing import IO, Any, Literal
 from maskloom.errors import ConfigError
 from maskloom.system.fault_points import fault_point
 
-# Errors of a full or broken disk: not the program's fault, and gone when there is room again.
-DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+# Errors of a full or broken disk, or of a limit on files (`ulimit -f`): not the program's fault, and gone when there is
+# room again.
+DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG})
 _CHUNK = 4 * 2**20
 _LONGEST_STEM = 255 - len(".") - len(".1234567.12345678.tmp")
 # Standard output and other files inherited from a shell. Reopening such a name would truncate a file opened by >>.

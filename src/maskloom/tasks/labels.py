@@ -115,9 +115,7 @@ def encode_labels(data: ReadExamples, kind: Kind, names: tuple[str, ...]) -> np.
         are_ids = all(map(str.isdecimal, found)) and not any(map(NUMBER.fullmatch, names))
         data.report.labels_are_ids = are_ids
         if are_ids:
-            told = [f"{number} is {name!r:.80}" for number, name in enumerate(names)]
-            shown = told if len(told) <= 4 else [*told[:3], "...", told[-1]]
-            data.report.notes.append(f"labels are numbers, read as ids: {', '.join(shown)}")
+            data.report.notes.append(f"labels are numbers, {as_ids(names)}")
     if data.report.labels_are_ids:
         ids = {str(number): number for number in range(len(names))}
     if kind != "multilabel":
@@ -127,6 +125,13 @@ def encode_labels(data: ReadExamples, kind: Kind, names: tuple[str, ...]) -> np.
         for name in _names(example):
             labels[index, _id_of(name, ids, names, path, example.line)] = 1.0
     return labels
+
+
+def as_ids(names: Sequence[str]) -> str:
+    """Return the part of a note that says which ids stand for which names."""
+    told = [f"{number} is {name!r:.80}" for number, name in enumerate(names)]
+    shown = told if len(told) <= 4 else [*told[:3], "...", told[-1]]
+    return f"read as ids: {', '.join(shown)}"
 
 
 def label_counts(labels: np.ndarray, num_labels: int) -> np.ndarray:

@@ -64,6 +64,8 @@ def iterate_examples(
     else:
         columns, rows = _find_columns(path, layout, form, options, row, needs_label=needs_label)
         make = partial(_example, columns if needs_label else columns._replace(label=None), form, row)
+    if layout == "tsv" and row is None:
+        rows = tables.noting_quotes(rows, report.notes)
     skips = options.on_bad_rows == "skip" or bool(row and row.drops_bad_rows)
     yield from kept_examples(rows, make, report, skips=skips)
 

@@ -163,7 +163,8 @@ class FeaturesSection(Section):
 class TaggingSettings(TaggingSection, KindSettings):
     """Settings of tagging; `words` splits raw text, and `trained_scheme` is the scheme of the model's tags.
 
-    With `features`, `mix_layer_norm` normalises the layers before they are mixed.
+    `labels` are a model's tags in id order, for files that have ids; they are stored elsewhere. With `features`,
+    `mix_layer_norm` normalises the layers before they are mixed.
     """
 
     features: FeaturesSection | None = None
@@ -171,6 +172,7 @@ class TaggingSettings(TaggingSection, KindSettings):
     words: WordSplitter | None = None
     class_weights: list[Positive] | None = None
     trained_scheme: str | None = None
+    labels: list[str] | None = Field(None, exclude=True)
 
 
 SUFFIX = r"^[\w-]+$"

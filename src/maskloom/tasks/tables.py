@@ -6,6 +6,7 @@ import codecs
 import csv
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -13,9 +14,11 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from maskloom.errors import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError, amount
 from maskloom.system.foreign_files import check_regular, is_utf8, read_bytes
 
+# In quotes, with quotes inside that are doubled: many programs write tab-separated files with the quoting of CSV.
+_QUOTED = re.compile(r'"(?:[^"]*"")+[^"]*"')
 MAX_ROW_BYTES = 16 << 20
 """16 MiB of UTF-8: five times the longest novel in one row."""
 
@@ -73,11 +76,27 @@ def by_name(rows: Iterable[Row], names: Sequence[str]) -> Iterator[Row]:
     num_columns, are_unique = len(names), len(set(names)) == len(names)
     for fields, line, problem, _ in rows:
         if len(fields) != num_columns:
-            problem = problem or f"wrong number of fields: {len(fields)}, expected {num_columns}"
+            is_cut = any(field.startswith('"') and field.count('"') % 2 for field in fields)
+            hint = "; a field begins with a quote: a .tsv is read without quoting, a .csv with it" if is_cut else ""
+            problem = problem or f"wrong number of fields: {len(fields)}, expected {num_columns}{hint}"
         if are_unique:
             yield Row(dict(zip(names, fields, strict=False)), line, problem)
         else:
             yield Row(dict(zip(reversed(names), reversed([*fields]), strict=False)), line, problem)
+
+
+def noting_quotes(rows: Iterable[Row], notes: list[str]) -> Iterator[Row]:
+    """Yield rows of a .tsv by column name, and note at the end how many have a field that looks quoted as in CSV."""
+    lines: list[int] = []
+    for row in rows:
+        assert isinstance(row.fields, dict)
+        lines += [row.line] if any(map(_QUOTED.fullmatch, row.fields.values())) else []
+        yield row
+    if lines:
+        notes.append(
+            f"{amount(len(lines), 'row')} with a field quoted as in CSV, such as line {lines[0]}: a .tsv is read "
+            "literally; if the quotes do not belong to the text, save the file as .csv"
+        )
 
 
 def up_to_first(rows: Iterator[Row]) -> list[Row]:
@@ -234,7 +253,8 @@ def _json_row(line: str, number: int) -> Row:
         hint = "; expected one object per line" if line.strip() in ("[", "{") else ""
         return Row({}, number, problem=f"not valid JSON: {error}{hint}")
     if not isinstance(value, dict):
-        return Row({}, number, problem=f"expected a JSON object, got a {type(value).__name__}")
+        hint = "; expected one object per line, not a list of them" if isinstance(value, list) else ""
+        return Row({}, number, problem=f"expected a JSON object, got a {type(value).__name__}{hint}")
     return Row(value, number)
 
 
@@ -310,6 +330,17 @@ class ReadingOptions:
     def as_dict(self) -> dict[str, Any]:
         """Return the options that were given."""
         return {key: value for key, value in asdict(self).items() if value is not None}
+
+
+def check_stored(reading: dict[str, Any], path: Path) -> None:
+    """Raise DataError, naming the file, for stored reading options with an unknown key or a wrong value."""
+    names = sorted(ReadingOptions.__dataclass_fields__)
+    if unknown := sorted(set(reading).difference(names)):
+        raise DataError(f"{path}, reading: unknown key {unknown[0]!r:.80}; known: {', '.join(names)}")
+    try:
+        ReadingOptions(**{key: value for key, value in reading.items() if value is not None})
+    except ConfigError as error:
+        raise DataError(f"{path}, reading: {error}") from None
 
 
 class Columns(NamedTuple):
@@ -396,4 +427,5 @@ def listed(names: Sequence[str]) -> str:
     shown = ", ".join(repr(name[:40]) for name in names[:12])
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
     is_uncut = len(names) == 1 and (";" in names[0] or "\t" in names[0])
-    return shown + more + (" (one column: is the separator a semicolon or a tab?)" if is_uncut else "")
+    hint = " (one column: is the separator a semicolon or a tab?)" if is_uncut else ""
+    return shown + more + (" (in quotes: save it as .csv)" if {name[:1] for name in names} == {'"'} else hint)

@@ -164,7 +164,7 @@ class FinetuneTraining(TrainingSection):
     """
 
     steps: Count | None = key(None, "Optimiser steps; by default, epochs decide.")  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
-    epochs: float = key(3.0, "Passes over the training data.", gt=0.0, le=1e6)
+    epochs: float = key(3.0, "Passes over the training data; the number of steps is rounded down.", gt=0.0, le=1e6)
     learning_rate: Positive = key(5e-5, "Peak learning rate; by default 1e-3 for a new model ([model]).")
     group_by_length: bool = key(False, "Group examples of similar length into batches.")
     patience: Count | None = key(

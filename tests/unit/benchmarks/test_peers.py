@@ -78,7 +78,7 @@ def test_the_page_of_gpt_has_a_column_of_the_peak_where_that_was_measured():
     lines = script.page(content).splitlines()
     assert script.PEAK_SAID in lines
     assert {line.count("|") for line in lines if line.startswith("|")} == {8}
-    assert "| 30 % / 20 % |" in lines[-5]
+    assert "| 30% / 20% |" in lines[-5]
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def _ended(monkeypatch: pytest.MonkeyPatch, error: BaseException | Callable[[], 
     return ended.value.code
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG])
 def test_trouble_with_the_disk_is_74_and_one_line(monkeypatch, capsys, number: int) -> None:
     assert _ended(monkeypatch, OSError(number, os.strerror(number), "run/checkpoints")) == 74
     assert len(capsys.readouterr().err.splitlines()) == 1

@@ -186,6 +186,7 @@ def test_flags_set_their_keys():
         (["training.stps=5"], {}, r"^--set 'training.stps=5': unknown key 'training.stps'; did you mean"),
         (["trainin.steps=5"], {}, r"^.*squad-v1\.toml with --set 'trainin.steps=5': unknown key 'trainin'"),
         (["data.max_length=many"], {"seed": 1}, r"^--set 'data.max_length=many': data.max_length = 'many'"),
+        (["training=3"], {"steps": 5}, "^--steps 5: 'training' is a value, not a section$"),
         (["training.log_to=[1]"], {}, r"^--set 'training.log_to=\[1\]': training.log_to.0 = 1"),
         (
             ["training.warmup_steps=9", "seed=1"],
@@ -472,7 +473,8 @@ def test_flags_of_generation_reach_it(command, settings, fills, monkeypatch, tmp
     loaded, called = [], []
     for name in ("cli.use.check_model_name", "runs.first_look.look_at_sources"):
         monkeypatch.setattr(f"maskloom.{name}", lambda *_: None)
-    monkeypatch.setattr("maskloom.inference.Predictor.load", lambda *_, **how: loaded.append(how))
+    opened = SimpleNamespace(device=torch.device("cpu"))
+    monkeypatch.setattr("maskloom.inference.Predictor.load", lambda *_, **how: loaded.append(how) or opened)
     monkeypatch.setattr("maskloom.runs.predict.generate", lambda *given, **how: called.append((given, how)))
     files = ["--input", str(tmp_path / "i.csv"), "--output", str(tmp_path / "o.jsonl")]
     flags = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]

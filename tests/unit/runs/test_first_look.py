@@ -161,7 +161,13 @@ def test_a_class_list_gives_labels_that_training_data_lacks(model: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "settings", ['{"kind": "x"}', '{"kind": ["single"]}', '{"kind": "single", "reading": {"zzz": 1}}']
+    "settings",
+    [
+        '{"kind": "x"}',
+        '{"kind": ["single"]}',
+        '{"kind": "single", "reading": [1]}',
+        '{"kind": "single", "takes_pairs": "x"}',
+    ],
 )
 def test_settings_that_nobody_knows_are_left_to_who_opens_the_model(model: Path, tmp_path: Path, settings: str) -> None:
     (model / "maskloom.json").write_text(settings, encoding="utf-8")
@@ -212,3 +218,16 @@ def test_the_task_of_a_format_leaves_the_other_keys_as_they_were_given() -> None
     recipe = with_task(load_recipe(FinetuneRecipe, None, ["training.epochs=2.0"]), ReadingOptions(format="swag"))
     assert recipe == load_recipe(FinetuneRecipe, None, ["training.epochs=2.0", "task=choice"])
     assert recipe.training.model_fields_set == {"epochs"}
+
+
+@pytest.mark.parametrize("reading", ['{"text_column": 3}', '{"on_bad_rows": "pass"}', '{"suffix": "de"}'])
+def test_a_wrong_stored_way_of_reading_names_its_file(model: Path, tmp_path: Path, reading: str) -> None:
+    """Regression: commands reported the value without the file."""
+    path = rows(tmp_path / "in.csv", 2)
+    message = r"model/maskloom\.json, reading: (text_col|on_bad|unknown key 'suffix)"
+    for kind in ("single", "seq2seq"):
+        (model / "maskloom.json").write_text(f'{{"kind": "{kind}", "reading": {reading}}}', encoding="utf-8")
+        with pytest.raises(DataError, match=message):
+            look_at_input([model], path, ReadingOptions(), needs_label=False)
+        with pytest.raises(DataError, match=message):
+            look_at_sources(model, path, ReadingOptions())

@@ -118,6 +118,10 @@ def test_a_run_with_empty_results_is_damaged(inputs, name, part, tmp_path):
     if name == "results.json":
         with pytest.raises(DataError, match=said):
             rerun(run, out=tmp_path / "again")
+    if name == "metrics.json":
+        (run / name).write_text('{"best": {}}')
+        with pytest.raises(DataError, match=r"metrics\.json: the file is damaged: 'metric' is None, expected str$"):
+            report([run], tmp_path / "page.html")
 
 
 def test_a_page_shows_what_differs_and_nothing_else(tmp_path):

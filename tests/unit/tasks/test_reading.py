@@ -99,6 +99,26 @@ def test_bad_tables_are_errors_with_their_line(tmp_path, content, kind, message)
     assert "data.csv" in str(caught.value)
 
 
+def test_quoted_fields_of_a_tsv_are_read_literally_with_a_note(tmp_path):
+    """Regression: files that pandas writes were read with their quotes, or refused for the number of fields."""
+    content = 'text\tlabel\n"I am" he said "so"\tx\n"a ""b"" c"\ty\n""\tx\n"\tx\n"a"\ty\n"" b\tx\n""a"\ty\n'
+    data = read(tmp_path, content, name="a.tsv")
+    assert data.examples[1].text == '"a ""b"" c"'
+    assert data.report.notes == [
+        "1 row with a field quoted as in CSV, such as line 3: a .tsv is read literally; if the quotes do not belong "
+        "to the text, save the file as .csv"
+    ]
+    as_csv = read(tmp_path, 'text,label\n"a ""b"" c",y\n')
+    assert (as_csv.examples[0].text, as_csv.report.notes) == ('a "b" c', [])
+    for cut in ('"a\tb"\tx', '"a'):
+        with pytest.raises(DataError, match=r"a\.tsv: line 2: wrong number .*; a field begins with a quote: a \.tsv"):
+            read(tmp_path, f"text\tlabel\n{cut}\n", name="a.tsv")
+    with pytest.raises(DataError, match=r'among .*, \'"label"\' \(in quotes: save it as \.csv\)'):
+        read(tmp_path, '"text"\t"label"\n"a"\t"b"\n', name="a.tsv")
+    with pytest.raises(DataError, match="among ; name it"):
+        read(tmp_path, "{}\n", name="a.jsonl")
+
+
 @pytest.mark.parametrize(
     ("line", "kind", "message"),
     [
@@ -111,6 +131,7 @@ def test_bad_tables_are_errors_with_their_line(tmp_path, content, kind, message)
         ('{"text": "b", "label": true}', "regression", "line 2: label is not a finite number"),
         ('{"text": "b", "label": 5}', "multilabel", "line 2: labels are not a list"),
         ("nonsense", "single", "line 2: not valid JSON"),
+        ("[1]", "single", "line 2: expected a JSON object, got a list; expected one object per line, not a list of"),
     ],
 )
 def test_bad_json_rows_are_errors_with_their_line(tmp_path, line, kind, message):

@@ -25,8 +25,8 @@ _FEW_TOKENS, _TOO_FEW_TOKENS = 1_000_000, 20_000
 _LONG_DOCUMENT = 20_000
 _SINGLE_WARNING, _SINGLE_ERROR = 0.5, 0.9
 # Documents may be paragraphs of books if there are this many per file and half of them have fewer tokens than this.
-# They probably are if one in five is a single sentence and half have at most two; measured: 50 % and 70 %
-# in 56 novels, 2 % and 15 % in the articles of an encyclopedia.
+# They probably are if one in five is a single sentence and half have at most two; measured: 50% and 70%
+# in 56 novels, 2% and 15% in the articles of an encyclopedia.
 _MANY_DOCUMENTS, _SHORT_DOCUMENT, _SOME_SINGLE, _SHORT_SHARE = 20, 128, 0.2, 0.5
 _REPEATED_WARNING, _REPEATED_ERROR = 0.1, 0.5
 _UNKNOWN_WARNING, _UNKNOWN_ERROR = 0.01, 0.1

@@ -10,7 +10,7 @@ from typing import Any
 
 from maskloom.errors import DataError
 from maskloom.system.files import file_sha256, write_json
-from maskloom.system.foreign_files import check_regular, read_json, why_changed
+from maskloom.system.foreign_files import check_regular, parse_json, read_bytes, why_changed
 
 FORMAT = "maskloom corpus"
 FORMAT_VERSION = 1
@@ -59,8 +59,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if (folder / SHARD_FOLDER).is_dir():
             why = "the corpus is unfinished; run the same build again to continue where it stopped"
         raise DataError(f"{folder}: {why if folder.exists() else 'no such folder'}")
+    read = read_bytes(path, limit=_MAX_MANIFEST_BYTES)
     try:
-        content = read_json(path, limit=_MAX_MANIFEST_BYTES)
+        content = parse_json(read, str(path))
     except DataError as error:
         raise DataError(f"{error}; the corpus is damaged: copy it again, or build it again") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:

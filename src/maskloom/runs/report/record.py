@@ -21,7 +21,10 @@ from maskloom.runs.task_summaries import examples_text
 from maskloom.system.foreign_files import read_bytes, read_json_object, read_json_value
 from maskloom.training.events import read_events
 
-_MAIN_RESULTS = {"finetune": "best", "search": "best", "glue": "tasks"}  # pre-training may have none
+# What every result of a kind of run has; pre-training may have none.
+_MAIN_RESULTS = {
+    "finetune": {"best": dict, "metric": str, "restarts": dict}, "search": {"best": dict}, "glue": {"tasks": dict}
+}  # fmt: skip
 _TROUBLE, _MOST_TROUBLE = ("nonfinite", "warning", "out_of_memory", "lost_events"), 20
 
 
@@ -80,8 +83,8 @@ def read_run(folder: str | Path, name: str) -> RunRecord:
         raise DataError(f"{folder / RECIPE}: not valid TOML: {error}") from None
     kind = kind_of_run(description)
     result = read_json_object(path) if (path := folder / RESULTS[kind]).is_file() else None
-    if result is not None and kind in _MAIN_RESULTS:
-        read_json_value(path, _MAIN_RESULTS[kind], dict)
+    for key, of in _MAIN_RESULTS.get(kind, {}).items() if result is not None else ():
+        read_json_value(path, key, of)
     inner: list[RunRecord] = []
     if kind == "search" and result is not None:
         best = read_run(folder / "trials" / str(result["best"]["name"]), f"{name}, best trial")

@@ -80,6 +80,7 @@ def iterate_questions(
         rows, form = squad_rows(path), Row.by_name
     else:
         rows, form = question_rows(path, options, needs_label=needs_label)
+        rows = tables.noting_quotes(rows, report.notes) if tables.suffix_of(path) == ".tsv" else rows
     seen: dict[str, str] = {}
 
     def question_of(row: Row) -> Question:
@@ -163,7 +164,11 @@ def squad_rows(path: Path) -> Iterator[Row]:
 
     Raises DataError, with file and place, for a file that cannot be read or has no articles and paragraphs.
     """
-    articles = _list_of(read_json(path, limit=MAX_JSON_BYTES), "data", path, "the file")
+    try:
+        articles = _list_of(read_json(path, limit=MAX_JSON_BYTES), "data", path, "the file")
+    except DataError as error:
+        hint = "; if each line is a question, name the file .jsonl" if str(error).endswith(("data", "none")) else ""
+        raise DataError(f"{error}{hint}") from None
     number = 0
     for article_number, article in enumerate(articles, start=1):
         title = article.get("title") if isinstance(article, dict) else None

@@ -11,11 +11,12 @@ from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
-from maskloom.errors import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError, amount
 from maskloom.metrics.entities import entities_of, is_tag
 from maskloom.tasks import tables
 from maskloom.tasks.catalog import CATALOG, catalog_row
 from maskloom.tasks.examples import ReadingReport, checked_text, kept_examples
+from maskloom.tasks.labels import as_ids, read_label_names
 from maskloom.tasks.settings import TaggingSettings
 from maskloom.tasks.tables import BLANK, BadRowError, ReadingOptions, Row, row_text
 from maskloom.tasks.tagging.schemes import (
@@ -89,6 +90,7 @@ SPACES = re.compile("[ \t]+")
 
 # Lines of CoNLL-U that are not words: comments, numbers of words written as one ("2-3"), and words left out ("8.1").
 _NO_WORD = re.compile(r"#|[0-9]+[-.][0-9]+\t")
+_NEW_DOCUMENT = re.compile(r"^# *newdoc\b")
 _FORMATS: dict[str, Layout] = {"conll": "columns", "jsonl": "jsonl", "text": "text"}
 # Placeholders for unknown tags in files to be tagged.
 _PLACEHOLDERS = frozenset({"?", "_", "-", "-1", "*"})
@@ -149,6 +151,8 @@ _MOST_JOINED = 0.03
 _NO_WORDS = "a sentence without words"
 # Returns the spans of the words in a text.
 _Split = Callable[[str], list[Span]]
+# Returns the tags of a JSONL row by name.
+_Naming = Callable[[list[Any]], list[Any]]
 # A sentence as read from a file, or the first rule that it breaks.
 _Found = TaggedSentence | BadRowError
 _Fields = tuple[str, ...]
@@ -163,23 +167,26 @@ def iterate_sentences(
 
     A file in columns has one word per line and a blank line between sentences; the word is the first column and the tag
     the last (in a .conllu file, the second and the fourth) unless `options` gives other numbers; -DOCSTART- starts a
-    document. JSONL has `tokens` with `tags`, or a `text` still to be split into words. For prediction only, a .txt file
-    without columns has one raw sentence per line, and a .csv file is a table with such a column. The report notes how
-    raw text is split, and words that are unlike those of the training data. The scheme "auto" requires an extra pass
-    over the file. Raises DataError, with file and line, for a sentence that breaks a rule, unless `options.on_bad_rows`
-    is "skip", which counts it, and for a file that cannot be read.
+    document, as `# newdoc` does in .conllu. JSONL has `tokens` with `tags`, or a `text` still to be split into words;
+    tags that are numbers are ids of the model's tags or of those that `options` lists, which the report notes. For
+    prediction only, a .txt file without columns has one raw sentence per line, and a .csv file is a table with such a
+    column. The report also notes how raw text is split, and words that are unlike those of the training data. The
+    scheme "auto" requires an extra pass over the file. Raises DataError, with file and line, for a sentence that breaks
+    a rule, unless `options.on_bad_rows` is "skip", which counts it, and for a file that cannot be read.
     """
     path = Path(path)
+    names = settings.labels or (read_label_names(options.labels) if options.labels and needs_label else ())
     scheme, target = cast(tuple[TagForm, TagForm], (settings.scheme, settings.trained_scheme or TRAINED_SCHEME))
     if target == PLAIN or not needs_label:
         scheme = PLAIN
     elif scheme == "auto":
-        scheme = find_scheme(path, options)
+        scheme = find_scheme(path, options, names)
     if scheme not in (PLAIN, target):
         report.notes.append(f"its {scheme.upper()} tags are read as {target.upper()}, the scheme of the model's tags")
     splitter, layout = settings.words, layout_of_sentences(path, options, needs_label=needs_label)
     split = _splitter(path, layout, splitter, report)
-    found = _find_sentences(path, layout, options, split, needs_label=needs_label)
+    name = partial(_names_of, names, report.notes)
+    found = _find_sentences(path, layout, options, split, name, needs_label=needs_label)
     make = partial(_converted, scheme, target)
     counts = Counter[str]()
     for sentence in kept_examples(found, make, report, skips=options.on_bad_rows == "skip"):
@@ -215,12 +222,15 @@ def _splitter(path: Path, layout: Layout, learned: WordSplitter | None, report: 
     return splitter.spans
 
 
-def find_scheme(path: str | Path, options: ReadingOptions | None = None) -> TagForm:
-    """Return what `FormFinder` finds in a file, which may have tags of both forms if bad rows are skipped."""
+def find_scheme(path: str | Path, options: ReadingOptions | None = None, names: Sequence[str] = ()) -> TagForm:
+    """Return what `FormFinder` finds in a file, which may have tags of both forms if bad rows are skipped.
+
+    `names` are the tags that numbers in JSONL stand for.
+    """
     path, options = Path(path), options or ReadingOptions()
     forms = FormFinder(path, allows_both=options.on_bad_rows == "skip")
     layout = layout_of_sentences(path, options)
-    for found in _find_sentences(path, layout, options, blank_spans, needs_label=True):
+    for found in _find_sentences(path, layout, options, blank_spans, partial(_names_of, names, []), needs_label=True):
         if isinstance(found, TaggedSentence):
             forms.add(found.tags or (), found.line_of)
     return forms.form()
@@ -239,7 +249,7 @@ def watch_forms(
 
 
 def _find_sentences(
-    path: Path, layout: Layout, options: ReadingOptions, split: _Split, *, needs_label: bool
+    path: Path, layout: Layout, options: ReadingOptions, split: _Split, name: _Naming, *, needs_label: bool
 ) -> Iterator[_Found]:
     if layout == "columns":
         return _column_sentences(path, options, needs_label=needs_label)
@@ -250,7 +260,7 @@ def _find_sentences(
         return _record_sentences(rows, partial(_text_record, split))
     if layout == "csv":
         rows = tables.by_name(rows, [name.strip() for name in next(rows).fields])
-    return _record_sentences(rows, partial(_json_record, split, options, needs_label))
+    return _record_sentences(rows, partial(_json_record, split, options, name, needs_label))
 
 
 def _converted(scheme: TagForm, target: TagForm, found: _Found) -> TaggedSentence:
@@ -324,8 +334,10 @@ def _column_sentences(path: Path, options: ReadingOptions, *, needs_label: bool)
     """Yield the sentences between blank lines, each with its lines and document."""
     words, columns, opening = list[tuple[int, str]](), None, None
     document, is_document_open, found = 0, False, tables.read_lines(path)
-    if tables.suffix_of(path) == ".conllu":
+    is_conllu = tables.suffix_of(path) == ".conllu"
+    if is_conllu:
         options = replace(options, text_column=options.text_column or "2", label_column=options.label_column or "4")
+        found = ((line, _NEW_DOCUMENT.sub(DOCUMENT_START, text)) for line, text in found)
         found = ((line, text) for line, text in found if not _NO_WORD.match(text))
     # a final blank line ends the last sentence
     for line, text in chain(found, [(0, "")]):
@@ -341,7 +353,7 @@ def _column_sentences(path: Path, options: ReadingOptions, *, needs_label: bool)
             words, opening = [], None
         if bare:
             document += is_document_open
-            is_document_open, opening = True, tuple(start)
+            is_document_open, opening = True, None if is_conllu else tuple(start)
 
 
 def _column_number(column: str | None, what: str, default: int) -> int:
@@ -374,7 +386,7 @@ def _text_record(split: _Split, row: Row) -> TaggedSentence:
     return TaggedSentence.of_text(text, split(text), row.line)
 
 
-def _json_record(split: _Split, options: ReadingOptions, needs_label: bool, row: Row) -> TaggedSentence:
+def _json_record(split: _Split, options: ReadingOptions, name: _Naming, needs_label: bool, row: Row) -> TaggedSentence:
     fields, named = row.by_name(), options.text_column
     key, value = _find(fields, named, _WORD_KEYS if needs_label else (*_WORD_KEYS, *_TEXT_KEYS), "words")
     if not needs_label and (isinstance(value, str) or (key in _TEXT_KEYS and not named)):
@@ -387,10 +399,24 @@ def _json_record(split: _Split, options: ReadingOptions, needs_label: bool, row:
     if not words:
         raise BadRowError(_NO_WORDS)
     if needs_label:
-        tags = _strings(_find(fields, options.label_column, _TAG_KEYS, "tags")[1], "tag")
+        given = _find(fields, options.label_column, _TAG_KEYS, "tags")[1]
+        tags = _strings(name(given) if isinstance(given, list) else given, "tag")
         if len(tags) != len(words):
             raise BadRowError("words and tags differ in number", f"{len(words)} words, {len(tags)} tags")
     return TaggedSentence(words, tags, row.line)
+
+
+def _names_of(names: Sequence[str], notes: list[str], tags: list[Any]) -> list[Any]:
+    """Return tags with names in place of ids, which a note reports; raises BadRowError for an id without a name."""
+    known = {} if any(map(str.isdecimal, names)) else {str(number): name for number, name in enumerate(names)}
+    named = [known.get(str(tag), tag) if type(tag) in (int, str) else tag for tag in tags]
+    if place := next((place for place, tag in enumerate(named, start=1) if isinstance(tag, int)), None):
+        hint = "write the names of tags, not their numbers, or list them by number in a file (--labels FILE)"
+        hint = f"{amount(len(names), 'name')} of tags are known, numbered from 0" if names else hint
+        raise BadRowError("a tag is not a string", f"tag {place} is {tags[place - 1]!r:.60}; {hint}")
+    if named != tags and (note := f"tags are numbers, {as_ids(names)}") not in notes:
+        notes.append(note)
+    return named
 
 
 def _find(fields: dict[str, Any], named: str | None, known: tuple[str, ...], what: str) -> tuple[str, Any]:
@@ -408,8 +434,7 @@ def _strings(values: Any, what: str) -> tuple[str, ...]:
         raise BadRowError(f"{what}s are not a list", f"{values!r:.60} is a {type(values).__name__}")
     for place, value in enumerate(values, start=1):
         if not isinstance(value, str):
-            hint = "; write the names of tags, not their numbers" if what == "tag" and isinstance(value, int) else ""
-            raise BadRowError(f"a {what} is not a string", f"{what} {place} is {value!r:.60}{hint}")
+            raise BadRowError(f"a {what} is not a string", f"{what} {place} is {value!r:.60}")
         row_text(value, f"{what} {place}", empty=f"empty {what}")
     return tuple(values)
 

@@ -153,6 +153,8 @@ def tags_of_task(train: ReadExamples, options: ReadingOptions, settings: Tagging
     tags = {tag for sentence in train.examples for tag in sentence.tags or ()}
     if is_plain(tags, settings):
         names = read_label_names(options.labels) if options.labels else tuple(sorted(tags))
+        if not options.labels and all(map(str.isdecimal, names)):
+            train.report.notes.append("tags are numbers, used as names; entities need names such as B-PER")
         if len(names) == 1:
             raise ConfigError(
                 f"{options.labels or train.report.path}: the only tag is {names[0]!r:.80}; tagging needs at least two"

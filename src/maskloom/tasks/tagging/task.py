@@ -54,7 +54,7 @@ def tagging_task(labels: tuple[str, ...], primary: str | None, settings: Tagging
             else partial(EntityMetric, labels, primary=primary)
         ),
         published_config=labels_config(labels),
-        settings=settings.model_copy(update={"trained_scheme": scheme}),
+        settings=settings.model_copy(update={"trained_scheme": scheme, "labels": [*labels]}),
         tune=fitted(tune_classes, logits),
         scored_logits=logits,  # pyright: ignore[reportArgumentType]
         forms=dict.fromkeys((".conll", ".txt"), lambda sentence, row: column_lines(sentence, row["tags"])),

@@ -236,6 +236,12 @@ def test_a_foreign_manifest_is_refused(tmp_path: Path, content: str) -> None:
         Corpus.open(tmp_path)
 
 
+def test_a_manifest_that_cannot_be_read_is_not_called_damaged(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").mkdir()
+    with pytest.raises(DataError, match=r"manifest\.json: is a folder; expected a regular file$"):
+        Corpus.open(tmp_path)
+
+
 def test_a_text_file_gets_the_command_that_makes_a_corpus_of_it(tmp_path: Path) -> None:
     (tmp_path / "text.txt").touch()
     with pytest.raises(DataError, match=r"text\.txt: .* is not a corpus; `maskloom corpus build` makes one"):

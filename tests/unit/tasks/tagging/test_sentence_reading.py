@@ -10,6 +10,8 @@ from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.settings import TaggingSettings
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.tagging.reading import find_scheme, iterate_sentences, layout_of_sentences
+from maskloom.tasks.tagging.schemes import tags_of_task
+from maskloom.tasks.tagging.task import tagging_task
 
 CONLL = """-DOCSTART- -X- -X- O
 
@@ -128,6 +130,29 @@ def test_jsonl_with_documents(write):
     assert read_sentences(named, ReadingOptions(text_column="w", label_column="t")).examples[0].tags == ("B-X",)
 
 
+def test_tags_in_jsonl_that_are_numbers_are_ids_of_listed_tags(write):
+    """Regression: files in the layout of the datasets library were refused even if the names were given."""
+    path = write(jsonl({"tokens": ["a", "b", "c"], "ner_tags": [1, 2, 0]}), "data.jsonl")
+    names = ("O", "B-X", "I-X")
+    listed = ReadingOptions(labels=str(write("\n".join(names), "names.txt")))
+    data = read_sentences(path, listed)
+    assert data.examples[0].tags == ("B-X", "I-X", "O")
+    assert data.report.notes == ["tags are numbers, read as ids: 0 is 'O', 1 is 'B-X', 2 is 'I-X'"]
+    as_text = write(jsonl({"tokens": ["a", "b", "c"], "tags": ["1", "2", "0"]}), "text.jsonl")
+    assert read_sentences(as_text, listed).examples[0].tags == ("B-X", "I-X", "O")
+    unnamed = read_sentences(as_text)
+    assert tags_of_task(unnamed, ReadingOptions(), TaggingSettings()) == ("0", "1", "2")
+    assert unnamed.report.notes == ["tags are numbers, used as names; entities need names such as B-PER"]
+    assert tagging_task(names, None, TaggingSettings()).settings.labels == [*names]
+    assert "labels" not in tagging_task(names, None, TaggingSettings()).settings.as_stored()
+    of_model = TaggingSettings(labels=["O", "I-Y", "I-X"], trained_scheme="io", scheme="io")
+    assert KINDS["tagging"].read(path, listed, of_model).examples[0].tags == ("I-Y", "I-X", "O")
+    for wrong in (3, -1, True):
+        path = write(jsonl({"tokens": ["a"], "tags": [wrong]}), "wrong.jsonl")
+        with pytest.raises(DataError, match=rf"line 1: a tag is not a string: tag 1 is {wrong}; 3 names of tags"):
+            read_sentences(path, listed)
+
+
 def test_compressed_files(write):
     path = write(gzip.compress(CONLL.encode()), "train.conll.gz")
     assert len(read_sentences(path).examples) == 3
@@ -173,6 +198,16 @@ def test_conll_u_has_words_only_in_lines_with_whole_numbers(write):
         read_sentences(write(CONLL_U + "2 x\n", "b.conllu"))
     with pytest.raises(DataError, match="line 5: missing tag"):
         read_sentences(write(CONLL_U.replace("\tAUX\t", "\t\t"), "c.conllu"))
+
+
+def test_a_newdoc_comment_of_conll_u_begins_a_document(write):
+    """Regression: all sentences were one document, so words attended to those of other documents."""
+    other = CONLL_U.replace("# newdoc id = 1", "# newdoc\n# newpar id = newdoc") + "\n"
+    last = CONLL_U.replace("# newdoc id = 1", "#newdoc")
+    found = read_sentences(write(f"{CONLL_U}\n{other}{last}", "en.conllu")).examples
+    assert [sentence.document for sentence in found] == [0, 0, 1, 1, 2, 2]
+    assert {sentence.opening for sentence in found} == {None}
+    assert read_sentences(write("# newdoc O\n", "a.conll")).examples[0].words == ("#",)
 
 
 def test_rows_without_the_tag_are_read_where_tags_are_not_needed(write):

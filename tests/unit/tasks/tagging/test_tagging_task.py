@@ -29,7 +29,7 @@ def test_the_task_names_its_parts():
     assert plain.primary == plain.metric().primary == "f1"
     assert plain.num_outputs == 3
     assert plain.published_config["id2label"] == {"0": "O", "1": "B-X", "2": "I-X"}
-    assert crf.settings == TaggingSettings(crf=True, trained_scheme="iob2")
+    assert crf.settings == TaggingSettings(crf=True, trained_scheme="iob2", labels=[*LABELS])
     assert make_task("tagging", LABELS, primary="strict_f1").metric().primary == "strict_f1"
 
 
