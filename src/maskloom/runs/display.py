@@ -174,32 +174,40 @@ class LineProgress(Progress):
 
 
 class _Bar(Progress):
-    """A rich progress bar with the rate, the remaining time and the newest figures."""
+    """A rich progress bar with the rate, the remaining time and the newest figures, where the line has room for them.
+
+    On a narrow terminal the bar shrinks first, then the last figures are left out; steps and time are always whole.
+    """
 
     def __init__(self) -> None:
         from rich import progress
         from rich.console import Console
+        from rich.table import Column
 
         self._bar = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(bar_width=12),
-            progress.MofNCompleteColumn(),
-            progress.TimeRemainingColumn(),
+            progress.MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            progress.TimeRemainingColumn(table_column=Column(no_wrap=True)),
             progress.TextColumn("left"),
             progress.TextColumn("{task.fields[figures]}"),
             console=Console(stderr=True),
             refresh_per_second=4,
         )
-        self._task = None
+        self._task, self._taken = None, 0
 
     def begin(self, what: str, total: int, done: int = 0) -> None:
         self.end()
+        self._taken = len(what) + 2 * len(str(total)) + len("/") + len("12:34:56") + len("left") + 6  # 5 gaps, a bar
         self._task = self._bar.add_task(printable(what), total=total or None, completed=done, figures="")
         self._bar.start()
 
     def advance(self, done: int, **figures: float) -> None:
         if self._task is not None:
-            shown: dict[str, Any] = {"figures": _format(figures)} if figures else {}
+            text = _format(figures)
+            while text and len(text) > self._bar.console.width - self._taken:
+                text = text.rpartition("  ")[0]
+            shown: dict[str, Any] = {"figures": text} if figures else {}
             self._bar.update(self._task, completed=done, **shown)
 
     def say(self, message: str) -> None:

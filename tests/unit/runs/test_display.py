@@ -72,6 +72,23 @@ def test_control_characters_are_shown_and_not_sent() -> None:
     assert json.loads(text) == {"a": wicked}
 
 
+@pytest.mark.parametrize(("total", "shown"), [(150, "tokens/s"), (1_000_000, "nsp 0.745")])
+def test_steps_and_time_left_are_whole_on_a_narrow_terminal(total: int, shown: str, monkeypatch) -> None:
+    """Regression: on 80 columns they were "150/…" and "0:00:…"."""
+    monkeypatch.setenv("COLUMNS", "80")
+    bar = display._Bar()
+    bar.begin("phase-2, length 128", total)
+    bar.advance(total, mlm=7.71, nsp=0.745, tokens_per_s=23_456.0)
+    with bar._bar.console.capture() as seen:
+        bar._bar.console.print(bar._bar.get_renderable())
+    bar.end()
+    line = seen.get().strip()
+    assert "\n" not in line
+    assert "…" not in line
+    assert f"{total}/{total} 0:00:00 left mlm 7.71  nsp 0.745" in line
+    assert line.endswith(shown)
+
+
 def test_a_screen_holds_any_result() -> None:
     small = {"kind": "model", "parameters": {"encoder": 1234, "all": 1234}}
     assert screen_of({"hardware": {"cores": 2, "cuda": None}}) == ["hardware  cores 2"]
