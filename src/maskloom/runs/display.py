@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -50,6 +52,22 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     cells = [(name.replace("_", " "), *texts) for name, *texts in rows]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+
+
+def wrapped(lines: Sequence[str]) -> list[str]:
+    """Return lines with their last column wrapped at words to a terminal's width, as they are for a pipe.
+
+    Indented lines without columns, which are commands to copy, stay whole.
+    """
+    if not sys.stdout.isatty():
+        return [*lines]
+    width, found = shutil.get_terminal_size().columns, list[str]()
+    for line in lines:
+        before, gap, _ = line.rpartition("  ")
+        indent = " " * min(len(before + gap), width - 24)
+        folded = textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False)
+        found += folded if folded and (before.strip() or not gap) else [line]
+    return found
 
 
 def screen_of(result: dict[str, Any], *, width: int = 80, height: int = 22) -> list[str]:

@@ -13,6 +13,7 @@ from maskloom.runs.display import (
     screen_of,
     shown_count,
     three_digits,
+    wrapped,
 )
 
 
@@ -87,6 +88,19 @@ def test_steps_and_time_left_are_whole_on_a_narrow_terminal(total: int, shown: s
     assert "…" not in line
     assert f"{total}/{total} 0:00:00 left mlm 7.71  nsp 0.745" in line
     assert line.endswith(shown)
+
+
+def test_a_long_meaning_is_wrapped_below_its_column_on_a_terminal_only(monkeypatch) -> None:
+    """Regression: `recipes show` broke words at the edge and went on below the names of keys."""
+    command = f"  maskloom finetune{' --set training.steps=10' * 3}"
+    lines = ["recipe", "", command, f"  training.steps = 10    {'Optimiser steps. ' * 4}".rstrip()]
+    assert wrapped(lines) == lines
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    first, *more = wrapped(lines)[3:]
+    assert wrapped(lines)[:3] == lines[:3]
+    assert first == "  training.steps = 10    Optimiser steps. Optimiser steps."
+    assert more == [f"{'':25}Optimiser steps. Optimiser steps."]
 
 
 def test_a_screen_holds_any_result() -> None:
