@@ -119,7 +119,7 @@ class EncodedSentences:
         notes = []
         if num_split := self._num_split():
             notes.append(
-                f"{path}: {num_split} of {len(self.sentences)} sentences exceed {self.max_length} tokens and are split "
+                f"{path}: {num_split:,} of {len(self.sentences):,} sentences exceed {self.max_length} tokens and are split "
                 "into windows; every word is scored"
             )
         if self.vectors is not None and (num_unknown := int(np.count_nonzero(self.vectors[1] < 0))):
