@@ -25,7 +25,6 @@ from maskloom.runs.display import SILENT, Progress
 
 _UNITS, _STEPS_BACK, _RATE, _BATCH, _EXPLODING = 32, 50, 3e-3, 32, 1.2
 _BEGIN, _END, _DIGITS = 10, 11, 10
-_LEAST = 1e-30  # smallest norm of a chart
 _MOST_TRAINED = 20  # longest training text, in digits; longer test texts also have unseen lengths
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "linear": lambda x: x,
@@ -189,10 +188,7 @@ def rnn_gradients(
     what = "norm of the gradient by steps back in time, for several spectral radii of the recurrent matrix"
     norms_of = {kind: {name: norms[name] for name in norms if name.startswith(kind)} for kind in _ACTIVATIONS}
     charts = [
-        *(
-            Chart(f"{kind}: {what}", _logs(rows, "steps back", "the norm"), _floor(rows))
-            for kind, rows in norms_of.items()
-        ),
+        *(Chart(f"{kind}: {what}", _logs(rows, "steps back", "the norm")) for kind, rows in norms_of.items()),
         Chart("which networks recall the first token", _shares(accuracies, "tokens", "accuracy")),
         *(
             Chart(f"{name}: distribution of gate values", _shares(row, "value of a gate", "fraction"))
@@ -322,12 +318,8 @@ def _exponent(value: float) -> float:
 
 
 def _logs(rows: Mapping[str, Sequence[float]], x_name: str, what: str) -> str:
-    logs = {name: {at: math.log10(max(value, _LEAST)) for at, value in enumerate(row)} for name, row in rows.items()}
+    logs = {name: {at: _exponent(value) for at, value in enumerate(row)} for name, row in rows.items()}
     return line_chart(_lines(logs), x_name=x_name, y_name=f"log10 of {what}")
-
-
-def _floor(rows: Mapping[str, Sequence[float]]) -> str:
-    return "Norms below 10^-30 are drawn there." if min(map(min, rows.values())) < _LEAST else ""
 
 
 def _shares(rows: Mapping[str, Mapping[Any, float]], x_name: str, y_name: str) -> str:

@@ -122,10 +122,7 @@ def line_chart(
 
 
 def dot_chart(rows: Sequence[DotRow], *, level: tuple[str, float], name: str, as_percent: bool = True) -> str:
-    """Return rows of dots on one scale, with a dashed vertical line at `level` if it has a name.
-
-    `as_percent` is for fractions.
-    """
+    """Return rows of dots on one scale, with a dashed line at a named `level`; `as_percent` is for fractions."""
     values = [value for row in rows for value in row.values] + [level[1]]
     scale = ticks(min(values), max(values))
     left, right, row_height = _room(row.name for row in rows), _WIDTH - 80, 34
