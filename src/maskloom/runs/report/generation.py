@@ -168,7 +168,11 @@ def _about(predictor: Predictor, text: str, one: Inspection, result: GeneratedTe
         "steps": [_step(predictor, step) for step in one.steps[:_MOST]],
         "num_steps": len(one.steps),
         "ended": [
-            (visible(predictor.text_of(end.token_ids)), f"{end.log_probability:.3f}", f"{one.settings.score(end):.3f}")
+            (
+                visible(predictor.text_of(end.token_ids)) + " (stopped at the token limit)" * (end.finish == "length"),
+                f"{end.log_probability:.3f}",
+                f"{one.settings.score(end):.3f}",
+            )
             for end in ends
         ],
     }
