@@ -157,7 +157,7 @@ def _axis(low: float, high: float, start: float, end: float) -> Callable[[float]
 
 def _room(names: Iterable[str]) -> float:
     """Return the width that the longest of some names takes next to a chart."""
-    return 24 + _LETTER * min(max(map(len, names), default=0), _MAX_LONG_NAME)
+    return 24 + max((_width(name, _MAX_LONG_NAME, _LETTER) for name in names), default=0)
 
 
 def heat_map(
@@ -225,9 +225,9 @@ def _runs(levels: list[list[int]]) -> list[str]:
     ]
 
 
-def _width(name: str) -> int:
+def _width(name: str, most: int = _MAX_NAME, letter: float = 8) -> float:
     """Return the approximate maximum width of a name; letters of some scripts are twice as wide."""
-    return sum(13 if east_asian_width(letter) in "WF" else 8 for letter in _cut(name))
+    return sum(letter + 7 * (east_asian_width(one) in "WF") for one in _cut(name, most))
 
 
 def scatter_chart(dots: Sequence[tuple[str, float, float, str]], *, name: str) -> str:

@@ -127,6 +127,8 @@ def test_names_at_the_ends_of_lines_have_room() -> None:
     svg = line_chart([Line(name, [(0, 0.0), (9, 1.0)], "c0") for name in names], x_name="tokens", y_name="layers")
     places = {e.text: float(e.attrib["x"]) for e in ElementTree.fromstring(svg).iter("text")}
     assert places[names[0]] == places[names[1]] <= 640 - 8 * len(names[0])
+    wide = line_chart([Line("東京の長い名前", [(0, 0.0), (9, 1.0)], "c0")], x_name="x", y_name="y")
+    assert max(float(e.attrib["x"]) for e in ElementTree.fromstring(wide).iter("text")) <= 640 - 15 * 7
     short = line_chart([Line("b", [(0, 0.0), (9, 1.0)], "c0")], x_name="tokens", y_name="layers")
     assert {e.text: float(e.attrib["x"]) for e in ElementTree.fromstring(short).iter("text")}["b"] > 600
 
