@@ -175,6 +175,7 @@ def test_every_objective_has_its_own_chart_of_the_loss(tmp_path):
             title for title in re.findall("<h3>([^<]*)", text) if "loss" in title
         }
     assert text.count(">unigram<") == 1
+    assert '<th class="key">key</th>' in text  # it stays in sight while a wide table is scrolled
 
 
 def test_names_cannot_inject_and_the_page_loads_nothing(tmp_path):
