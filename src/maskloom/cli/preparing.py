@@ -21,7 +21,7 @@ from maskloom.cli.options import (
     with_options,
 )
 from maskloom.errors import UsageError
-from maskloom.runs.display import aligned, lines_of, stage_callback, terminal_progress
+from maskloom.runs.display import aligned, lines_of, stage_callback, terminal_progress, wrapped
 from maskloom.system.foreign_files import check_model_name
 
 
@@ -207,7 +207,7 @@ def list_recipes(context: typer.Context, as_json: AsJson = False) -> None:
 
     recipes = listed_recipes()
     hint = "use one with --recipe NAME; maskloom recipes show NAME explains it, key by key"
-    show(recipes, lines=lambda recipes: [*aligned(list(recipes.items())), "", hint])
+    show(recipes, lines=lambda recipes: wrapped([*aligned(list(recipes.items())), "", hint]))
 
 
 @recipes_app.command("show")
@@ -220,4 +220,4 @@ def show_recipe(
     """Explain a recipe: each key with its value, default and meaning."""
     from maskloom.runs.recipes import explained, explained_lines
 
-    show(explained(name), lines=explained_lines)
+    show(explained(name), lines=lambda content: wrapped(explained_lines(content)))

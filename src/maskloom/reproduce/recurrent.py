@@ -291,7 +291,11 @@ def rnn_attention(
     charts = [
         Chart("digits reversed without an error", _shares(accuracies, "digits", "exact")),
         *(
-            Chart(f"{name}: attention of each target token to the source", heat_map(weights, name="attention"))
+            Chart(
+                f"{name}: attention of each target token to the source",
+                heat_map(weights, name="attention"),
+                f"Rows: targets, from the top; columns: source. The strongest cell is {max(map(max, weights)):.2f}.",
+            )
             for name, weights in maps.items()
         ),
     ]
@@ -314,7 +318,7 @@ def _exponent(value: float) -> float:
 
 
 def _logs(rows: Mapping[str, Sequence[float]], x_name: str, what: str) -> str:
-    logs = {name: {at: math.log10(max(value, 1e-30)) for at, value in enumerate(row)} for name, row in rows.items()}
+    logs = {name: {at: _exponent(value) for at, value in enumerate(row)} for name, row in rows.items()}
     return line_chart(_lines(logs), x_name=x_name, y_name=f"log10 of {what}")
 
 

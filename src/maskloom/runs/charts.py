@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from html import escape
 from itertools import groupby
 from pathlib import Path
@@ -63,8 +64,8 @@ class DotRow:
 
 
 def colour(number: int) -> str:
-    """Return the CSS class of a curve or dot by its number; colours repeat after six."""
-    return f"c{number % 6}"
+    """Return the CSS classes of a curve or dot by its number; colours repeat after six, with dashed curves."""
+    return f"c{number % 6}{' second' * (number // 6 % 2)}"
 
 
 def line_chart(
@@ -82,23 +83,26 @@ def line_chart(
     if not x_values:
         return "<p>nothing was measured</p>"
     x_top = max(x_values)
-    x_ticks, y_ticks = ticks(0.0, x_top), ticks(min(y_values), max(y_values), is_fraction=as_percent)
+    x_ticks, y_ticks = ticks(0.0, x_top), ticks(min(y_values), max(y_values))
+    left = max(_LEFT, 13 + _LETTER * max(len(_figure(tick, as_percent)) for tick in y_ticks))
     right = _WIDTH - _room([*(line.name for line in lines if not line.is_faint), *(name for name, _ in levels)])
-    x_place = _axis(0.0, x_top, _LEFT, right)
+    x_place = _axis(0.0, x_top, left, right)
     y_place = _axis(y_ticks[0], y_ticks[-1], _HEIGHT - _BOTTOM, _TOP)
-    parts = [_text(_LEFT, _TOP - 6, y_name, "start")]
+    parts = [_text(left, _TOP - 8, y_name, "start")]
     for tick in y_ticks:
-        parts.append(_stroke("grid", (_LEFT, y_place(tick)), (right, y_place(tick))))
-        parts.append(_text(_LEFT - 8, y_place(tick) + 4, _figure(tick, as_percent), "end"))
+        parts.append(_stroke("grid", (left, y_place(tick)), (right, y_place(tick))))
+        parts.append(_text(left - 8, y_place(tick) + 4, _figure(tick, as_percent), "end"))
     for tick in (tick for tick in x_ticks if 0.0 <= tick <= x_top * 1.0001):
         parts.append(_text(x_place(tick), _HEIGHT - _BOTTOM + 20, _figure(tick, False), "middle"))
-    parts.append(_text((_LEFT + right) / 2, _HEIGHT - 6, x_name, "middle"))
-    for name, value in marks:
-        parts.append(_stroke("level", (x_place(value), _TOP), (x_place(value), _HEIGHT - _BOTTOM)))
-        parts.append(_text(x_place(value) - 6, _TOP + 10, name, "end", "level-name"))
+    parts.append(_text((left + right) / 2, _HEIGHT - 6, x_name, "middle"))
+    for number, (name, value) in enumerate(marks):
+        x, has_room = x_place(value), x_place(value) - left > _LETTER * len(name)
+        parts.append(_stroke("level", (x, _TOP), (x, _HEIGHT - _BOTTOM)))
+        anchor = "end" if has_room else "start"
+        parts.append(_text(x - 6 if has_room else x + 6, _TOP + 10 + _GAP * number, name, anchor, "level-name"))
     ends: list[tuple[float, str, str]] = []
     for name, value in levels:
-        parts.append(_stroke("level", (_LEFT, y_place(value)), (right, y_place(value))))
+        parts.append(_stroke("level", (left, y_place(value)), (right, y_place(value))))
         ends.append((y_place(value), name, "level-name"))
     for line in sorted(lines, key=lambda line: not line.is_faint):
         points = " ".join(f"{x_place(x):.1f},{y_place(y):.1f}" for x, y in line.points)
@@ -118,9 +122,9 @@ def line_chart(
 
 
 def dot_chart(rows: Sequence[DotRow], *, level: tuple[str, float], name: str, as_percent: bool = True) -> str:
-    """Return rows of dots on one scale, with a dashed vertical line at `level`; `as_percent` is for fractions."""
+    """Return rows of dots on one scale, with a dashed line at a named `level`; `as_percent` is for fractions."""
     values = [value for row in rows for value in row.values] + [level[1]]
-    scale = ticks(min(values), max(values), is_fraction=as_percent)
+    scale = ticks(min(values), max(values))
     left, right, row_height = _room(row.name for row in rows), _WIDTH - 80, 34
     height = _TOP + row_height * len(rows) + 44
     bottom, place = height - 40, _axis(scale[0], scale[-1], left, right)
@@ -128,9 +132,10 @@ def dot_chart(rows: Sequence[DotRow], *, level: tuple[str, float], name: str, as
     for tick in scale:
         parts.append(_stroke("grid", (place(tick), _TOP), (place(tick), bottom)))
         parts.append(_text(place(tick), bottom + 18, _figure(tick, as_percent), "middle"))
-    x = place(level[1])
-    parts.append(_stroke("level", (x, _TOP), (x, bottom)))
-    parts.append(_text(x, height - 6, level[0], "middle", "level-name"))
+    if level[0]:
+        x = place(level[1])
+        parts.append(_stroke("level", (x, _TOP), (x, bottom)))
+        parts.append(_text(x, height - 6, level[0], "middle", "level-name"))
     for number, row in enumerate(rows):
         y = _TOP + row_height * (number + 0.5)
         mean = sum(row.values) / len(row.values)
@@ -152,7 +157,7 @@ def _axis(low: float, high: float, start: float, end: float) -> Callable[[float]
 
 def _room(names: Iterable[str]) -> float:
     """Return the width that the longest of some names takes next to a chart."""
-    return 24 + _LETTER * min(max(map(len, names), default=0), _MAX_LONG_NAME)
+    return 24 + max((_width(name, _MAX_LONG_NAME, _LETTER) for name in names), default=0)
 
 
 def heat_map(
@@ -220,9 +225,9 @@ def _runs(levels: list[list[int]]) -> list[str]:
     ]
 
 
-def _width(name: str) -> int:
+def _width(name: str, most: int = _MAX_NAME, letter: float = 8) -> float:
     """Return the approximate maximum width of a name; letters of some scripts are twice as wide."""
-    return sum(13 if east_asian_width(letter) in "WF" else 8 for letter in _cut(name))
+    return sum(letter + 7 * (east_asian_width(one) in "WF") for one in _cut(name, most))
 
 
 def scatter_chart(dots: Sequence[tuple[str, float, float, str]], *, name: str) -> str:
@@ -241,7 +246,8 @@ def scatter_chart(dots: Sequence[tuple[str, float, float, str]], *, name: str) -
         title, length = f"<title>{escape(word)}</title>", _width(word)
         parts.append(f'<circle class="dot {style}" cx="{x:.1f}" cy="{y:.1f}" r="4">{title}</circle>')
         right, left, middle = x + 7, x - 7 - length, x - length / 2
-        for start, base in ((right, y + 4), (left, y + 4), (middle, y - 8), (middle, y + 17), (right, y - 8)):
+        sides = ((start, base) for base in (y - 8, y + 17) for start in (middle, right, left))
+        for start, base in ((right, y + 4), (left, y + 4), *sides):
             is_free = all(
                 start >= end or begin >= start + length or abs(base - other) >= _LINE for begin, end, other in taken
             )
@@ -252,13 +258,14 @@ def scatter_chart(dots: Sequence[tuple[str, float, float, str]], *, name: str) -
     return _svg(parts, bottom, name)
 
 
-def ticks(low: float, high: float, *, is_fraction: bool = False) -> list[float]:
+def ticks(low: float, high: float) -> list[float]:
     """Return about five round numbers that enclose low and high, ascending.
 
-    Fractions stay within 0 and 1; if no value is negative, no tick is.
+    If no value is negative, no tick is; if all are fractions, so are the ticks.
     """
     if high - low <= 1e-9 * max(abs(low), abs(high), 1.0):
-        least, (most, margin) = 0.0 if low >= 0.0 else -math.inf, (1.0, 0.05) if is_fraction else (math.inf, 0.5)
+        margin = abs(high) / 5 if abs(high) > 1e-9 else 0.5
+        least, most = 0.0 if low >= 0.0 else -math.inf, 1.0 if 0.0 <= low <= high <= 1.0 else math.inf
         low, high = max(least, low - margin), min(most, high + margin)
     rough = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(rough))
@@ -286,7 +293,9 @@ def _cut(name: str, most: int = _MAX_NAME) -> str:
 def _figure(value: float, as_percent: bool, *, exact: bool = False) -> str:
     if as_percent:
         return f"{value:.1%}" if exact else f"{100 * value:.3g}%"
-    return (f"{value:.3f}" if abs(value) >= 0.1 else f"{value:.3g}") if exact else f"{value:,.10g}"
+    if exact:
+        return f"{value:.3f}" if abs(value) >= 0.1 else f"{value:.3g}"
+    return f"{Decimal(f'{value:.10g}'):,f}"
 
 
 def _stroke(style: str, start: tuple[float, float], end: tuple[float, float]) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -50,6 +52,22 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     cells = [(name.replace("_", " "), *texts) for name, *texts in rows]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+
+
+def wrapped(lines: Sequence[str]) -> list[str]:
+    """Return lines with their last column wrapped at words to a terminal's width, as they are for a pipe.
+
+    Indented lines without columns, which are commands to copy, stay whole.
+    """
+    if not sys.stdout.isatty():
+        return [*lines]
+    width, found = shutil.get_terminal_size().columns, list[str]()
+    for line in lines:
+        before, gap, _ = line.rpartition("  ")
+        indent = " " * min(len(before + gap), width - 24)
+        folded = textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False)
+        found += folded if folded and (before.strip() or not gap) else [line]
+    return found
 
 
 def screen_of(result: dict[str, Any], *, width: int = 80, height: int = 22) -> list[str]:
@@ -174,32 +192,40 @@ class LineProgress(Progress):
 
 
 class _Bar(Progress):
-    """A rich progress bar with the rate, the remaining time and the newest figures."""
+    """A rich progress bar with the rate, the remaining time and the newest figures, where the line has room for them.
+
+    On a narrow terminal the bar shrinks first, then the last figures are left out; steps and time are always whole.
+    """
 
     def __init__(self) -> None:
         from rich import progress
         from rich.console import Console
+        from rich.table import Column
 
         self._bar = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(bar_width=12),
-            progress.MofNCompleteColumn(),
-            progress.TimeRemainingColumn(),
+            progress.MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            progress.TimeRemainingColumn(table_column=Column(no_wrap=True)),
             progress.TextColumn("left"),
             progress.TextColumn("{task.fields[figures]}"),
             console=Console(stderr=True),
             refresh_per_second=4,
         )
-        self._task = None
+        self._task, self._taken = None, 0
 
     def begin(self, what: str, total: int, done: int = 0) -> None:
         self.end()
+        self._taken = len(what) + 2 * len(str(total)) + len("/") + len("12:34:56") + len("left") + 6  # 5 gaps, a bar
         self._task = self._bar.add_task(printable(what), total=total or None, completed=done, figures="")
         self._bar.start()
 
     def advance(self, done: int, **figures: float) -> None:
         if self._task is not None:
-            shown: dict[str, Any] = {"figures": _format(figures)} if figures else {}
+            text = _format(figures)
+            while text and len(text) > self._bar.console.width - self._taken:
+                text = text.rpartition("  ")[0]
+            shown: dict[str, Any] = {"figures": text} if figures else {}
             self._bar.update(self._task, completed=done, **shown)
 
     def say(self, message: str) -> None:

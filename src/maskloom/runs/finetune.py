@@ -348,7 +348,7 @@ def _account(
         notes += [f"{data.report.path}: {note}" for note in data.report.notes] + encoded.notes(data.report.path)
     if shared:
         other = f", {num_other} of them with a different label" if num_other else ""
-        notes.append(f"{len(shared)} of {len(dev[0].examples)} dev examples are also in train{other}")
+        notes.append(f"{len(shared):,} of {len(dev[0].examples):,} dev examples are also in train{other}")
     counts = label_counts(task.targets(train[1]), len(task.labels)) if task.labels else ()
     unseen = [name for name, count in zip(task.labels, counts, strict=False) if not count]
     scheme = getattr(task.settings, "scheme", None)

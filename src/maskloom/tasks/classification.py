@@ -180,7 +180,7 @@ class EncodedDocuments(EncodedExamples):
     def notes(self, path: Path) -> list[str]:
         """Report how many sequences were truncated and how many documents lost sentences, if any."""
         total, num_cut = int(self.num_left_out.sum()), int(np.count_nonzero(self.num_left_out))
-        cut = f"{path}: {num_cut} of {amount(len(self), 'document')} lose {amount(total, 'sentence')} at the end"
+        cut = f"{path}: {num_cut:,} of {amount(len(self), 'document')} lose {amount(total, 'sentence')} at the end"
         return [*super().notes(path), *([f"{cut} (document.max_sentences)"] if total else [])]
 
 

@@ -101,7 +101,7 @@ class EncodedExamples(EncodedData):
         if not self.num_truncated_examples:
             return []
         return [
-            f"{path}: {self.num_truncated_examples} of {amount(len(self), 'example')} exceed "
+            f"{path}: {self.num_truncated_examples:,} of {amount(len(self), 'example')} exceed "
             f"{self.max_length} tokens and lose {amount(self.num_truncated_tokens, 'token')}"
         ]
 

@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maskloom.runs.charts import DotRow, Line, dot_chart, heat_map, line_chart, number_columns, scatter_chart, ticks
+from maskloom.runs.charts import (
+    DotRow,
+    Line,
+    colour,
+    dot_chart,
+    heat_map,
+    line_chart,
+    number_columns,
+    scatter_chart,
+    ticks,
+)
 
 values = st.floats(-1e6, 1e6, allow_nan=False)
 
@@ -23,10 +33,12 @@ def test_ticks_are_few_and_enclose_the_values(first: float, second: float) -> No
 
 
 def test_ticks_of_shares_stay_shares() -> None:
-    assert ticks(0.614, 0.614, is_fraction=True)[0] >= 0
-    assert ticks(1.0, 1.0, is_fraction=True)[-1] <= 1
+    assert ticks(0.614, 0.614)[0] >= 0
+    assert ticks(1.0, 1.0)[-1] <= 1
     assert ticks(0.0, 0.0)[0] == 0.0
     assert ticks(-0.2, -0.2)[0] < -0.2
+    assert ticks(0.6875, 0.6875)[-1] <= 1  # regression: the axis of an accuracy that never changed ended at 1.2
+    assert ticks(5e-5, 5e-5)[-1] < 1e-4  # regression: a constant learning rate lay at the bottom of an axis up to 0.6
     assert ticks(0.12, 0.93) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
 
 
@@ -81,12 +93,42 @@ def test_steps_are_written_out() -> None:
     assert {"0", "0.2", "200,000", "1,000,000"} <= texts
 
 
+@pytest.mark.parametrize(("top", "shown"), [(1e-4, "0.00008"), (3_000_000.0, "2,000,000")])
+def test_long_figures_at_ticks_have_one_notation_and_room(top: float, shown: str) -> None:
+    """Regression: ticks of a learning rate were 8e-05 and 0.0001, and those of millions were cut off at the left."""
+    svg = line_chart([Line("", [(0, 0.0), (1, top)], "c0")], x_name="step", y_name="y")
+    ticks = {e.text: float(e.attrib["x"]) for e in ElementTree.fromstring(svg).iter("text")}
+    assert ticks[shown] > 8 * len(shown)
+
+
+def test_marks_stay_within_the_chart_and_apart() -> None:
+    """Regression: the name of a phase that began early covered the figures of the axis."""
+    marks = [("start of phase 2", 5.0), ("start of phase 3", 9.0)]
+    svg = line_chart([Line("", [(0, 0.0), (100, 1.0)], "c0")], x_name="step", y_name="y", marks=marks)
+    first, second = (e for e in ElementTree.fromstring(svg).iter("text") if e.attrib["class"] == "level-name")
+    assert first.attrib["text-anchor"] == "start"
+    assert float(second.attrib["y"]) - float(first.attrib["y"]) >= 14
+
+
+def test_a_seventh_curve_is_dashed() -> None:
+    styles = [colour(number) for number in range(13)]
+    assert len(set(styles)) == 12
+    assert (styles[6], styles[12]) == ("c0 second", "c0")
+
+
+def test_a_dot_chart_without_a_reference_draws_none() -> None:
+    svg = dot_chart([DotRow("a", [40.0, 150.0], "c0")], level=("", 0.0), name="n", as_percent=False)
+    assert 'class="level' not in svg
+
+
 def test_names_at_the_ends_of_lines_have_room() -> None:
     """Regression: a name was cut to "restricted self-…" next to a chart whose right half was empty."""
     names = ["restricted self-attention", "convolution"]
     svg = line_chart([Line(name, [(0, 0.0), (9, 1.0)], "c0") for name in names], x_name="tokens", y_name="layers")
     places = {e.text: float(e.attrib["x"]) for e in ElementTree.fromstring(svg).iter("text")}
     assert places[names[0]] == places[names[1]] <= 640 - 8 * len(names[0])
+    wide = line_chart([Line("東京の長い名前", [(0, 0.0), (9, 1.0)], "c0")], x_name="x", y_name="y")
+    assert max(float(e.attrib["x"]) for e in ElementTree.fromstring(wide).iter("text")) <= 640 - 15 * 7
     short = line_chart([Line("b", [(0, 0.0), (9, 1.0)], "c0")], x_name="tokens", y_name="layers")
     assert {e.text: float(e.attrib["x"]) for e in ElementTree.fromstring(short).iter("text")}["b"] > 600
 

@@ -13,6 +13,7 @@ from maskloom.runs.display import (
     screen_of,
     shown_count,
     three_digits,
+    wrapped,
 )
 
 
@@ -70,6 +71,36 @@ def test_control_characters_are_shown_and_not_sent() -> None:
     text = printable_json(json.dumps({"a": wicked}, ensure_ascii=False))
     assert printable(text) == text
     assert json.loads(text) == {"a": wicked}
+
+
+@pytest.mark.parametrize(("total", "shown"), [(150, "tokens/s"), (1_000_000, "nsp 0.745")])
+def test_steps_and_time_left_are_whole_on_a_narrow_terminal(total: int, shown: str, monkeypatch) -> None:
+    """Regression: on 80 columns they were "150/…" and "0:00:…"."""
+    monkeypatch.setenv("COLUMNS", "80")
+    bar = display._Bar()
+    bar.begin("phase-2, length 128", total)
+    bar.advance(total, mlm=7.71, nsp=0.745, tokens_per_s=23_456.0)
+    with bar._bar.console.capture() as seen:
+        bar._bar.console.print(bar._bar.get_renderable())
+    bar.end()
+    line = seen.get().strip()
+    assert "\n" not in line
+    assert "…" not in line
+    assert f"{total}/{total} 0:00:00 left mlm 7.71  nsp 0.745" in line
+    assert line.endswith(shown)
+
+
+def test_a_long_meaning_is_wrapped_below_its_column_on_a_terminal_only(monkeypatch) -> None:
+    """Regression: `recipes show` broke words at the edge and went on below the names of keys."""
+    command = f"  maskloom finetune{' --set training.steps=10' * 3}"
+    lines = ["recipe", "", command, f"  training.steps = 10    {'Optimiser steps. ' * 4}".rstrip()]
+    assert wrapped(lines) == lines
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    first, *more = wrapped(lines)[3:]
+    assert wrapped(lines)[:3] == lines[:3]
+    assert first == "  training.steps = 10    Optimiser steps. Optimiser steps."
+    assert more == [f"{'':25}Optimiser steps. Optimiser steps."]
 
 
 def test_a_screen_holds_any_result() -> None:

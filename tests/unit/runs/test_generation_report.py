@@ -36,6 +36,7 @@ def test_a_writer_is_shown_by_attention_steps_masks_and_positions(name, tmp_path
     assert all(one["text"] in page and f"log-probability {one['log_probability']:.3f}" in page for one in found)
     assert ("Sinusoids, encoder and decoder" in page) == (name == "transformer")
     assert ("Learned vectors, decoder" in page) == (name == "bart")
+    assert "Blue: positive; orange: negative." in page
     assert ("Biases by distance, decoder" in page) == (name == "t5")
     assert page.count("similarity by distance</h3>") == {"transformer": 1, "bart": 2, "t5": 0}[name]
     blocks = re.findall(r"<b>(\d × \w+)</b> <span[^>]*>layers, ([\d,]+) parameters each<", page)
@@ -70,6 +71,7 @@ def test_what_is_too_long_is_cut_and_said(tmp_path):
     assert "Only the first 48 of 60 steps are shown." in page
     assert "60 tokens, score " in page
     assert ", stopped at the token limit" in page
+    assert page.count(" (stopped at the token limit)</td>") == 1  # among the finished texts, which it is not
 
 
 def test_a_file_gives_its_first_texts(tmp_path):

@@ -4,14 +4,17 @@ import json
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
 from maskloom.config import PretrainRecipe, recipe_toml, validate_recipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.runs.charts import distinct_names, visible
+from maskloom.runs.report import examples
 from maskloom.runs.report.page import charts_of, mean_curve, phase_marks, points, report
 from maskloom.runs.report.record import RunRecord, data_account, differences, in_one_count, read_run, score_table
 from maskloom.runs.rerun import rerun
+from maskloom.tasks.judging import Verdict
 
 ENVIRONMENT = {
     "command": ["maskloom", "pretrain"],
@@ -84,7 +87,7 @@ def test_a_run_that_is_not_finished_has_a_page(name, tmp_path):
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "not finished: step 4" in text
     assert re.search(r'<div class="big">7\.25</div><span class="soft">mlm loss; unigram: 7\.5</span>', text)
-    assert "word frequency" in text
+    assert ">unigram<" in text
     assert "&lt;b&gt;loss&lt;/b&gt; jumped" in text
     assert "no longer exists" in text
 
@@ -175,7 +178,8 @@ def test_every_objective_has_its_own_chart_of_the_loss(tmp_path):
         assert {"Masked-LM loss, nats per token", "Language-model loss, nats per token"} <= {
             title for title in re.findall("<h3>([^<]*)", text) if "loss" in title
         }
-    assert text.count("word frequency") == 1
+    assert text.count(">unigram<") == 1
+    assert '<th class="key">key</th>' in text  # it stays in sight while a wide table is scrolled
 
 
 def test_names_cannot_inject_and_the_page_loads_nothing(tmp_path):
@@ -248,6 +252,7 @@ def test_percent_and_fractions_are_kept_apart(tmp_path):
         ("span", {"f1": 4.93, "exact_match": 3.5, "HasAns_exact": 2.5, "best_f1_thresh": -1.5}),
         ("tagging", {"f1": 0.5}),
         ("multilabel", {"f1_micro": 0.75, "exact_match": 0.25}),
+        ("seq2seq", {"bleu": 12.0, "rougeL": 40.0}),
     ):
         (tmp_path / task).mkdir()
         event = {"event": "evaluation", "stage": "seed-0", "step": 3, "metrics": {**metrics, "loss": 1.0}}
@@ -255,14 +260,54 @@ def test_percent_and_fractions_are_kept_apart(tmp_path):
         about = {"inputs": {"metric": next(iter(metrics))}}
         records.append(RunRecord(task, tmp_path / task, "finetune", "", {"task": task}, about, None, tmp_path))
     assert score_table(records) == [
-        ["f1, percent", "4.93", "–", "–"],
-        ["exact match, percent", "3.5", "–", "–"],
-        ["HasAns exact, percent", "2.5", "–", "–"],
-        ["best f1 thresh", "-1.5", "–", "–"],
-        ["loss", "1", "1", "1"],
-        ["f1", "–", "0.5", "–"],
-        ["f1 micro", "–", "–", "0.75"],
-        ["exact match", "–", "–", "0.25"],
+        ["f1, percent", "4.93", "–", "–", "–"],
+        ["exact match, percent", "3.5", "–", "–", "–"],
+        ["HasAns exact, percent", "2.5", "–", "–", "–"],
+        ["best f1 thresh", "-1.5", "–", "–", "–"],
+        ["loss", "1", "1", "1", "1"],
+        ["f1", "–", "0.5", "–", "–"],
+        ["f1 micro", "–", "–", "0.75", "–"],
+        ["exact match", "–", "–", "0.25", "–"],
+        ["bleu", "–", "–", "–", "12"],
+        ["rougeL, percent", "–", "–", "–", "40"],
     ]
     titles = [chart.title for chart in charts_of(records)["Fine-tuning"]]
-    assert titles[:4] == ["Dev f1, percent", "Dev f1", "Dev f1 micro", "Loss"]
+    assert titles[:5] == ["Dev f1, percent", "Dev f1", "Dev f1 micro", "Dev bleu", "Loss"]
+
+
+def test_thin_lines_are_what_the_note_under_a_chart_says(tmp_path):
+    """Regression: the thin lines of a loss were those of training and of dev, one more for each seed."""
+    (tmp_path / "run").mkdir()
+    events = [
+        event
+        for seed in (0, 1)
+        for event in (
+            {"event": "step", "stage": f"seed-{seed}", "step": 1, "loss": 2.0, "learning_rate": 0.1},
+            {"event": "evaluation", "stage": f"seed-{seed}", "step": 1, "metrics": {"accuracy": 0.5, "loss": 1.0}},
+        )
+    ]
+    (tmp_path / "run" / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    about = {"inputs": {"metric": "accuracy"}}
+    run = RunRecord("run", tmp_path / "run", "finetune", "", {"task": "single"}, about, None, tmp_path)
+    charts = {chart.title: chart for chart in charts_of([run])["Fine-tuning"]}
+    assert charts["Loss"].note == "Thin lines: training; with dots: dev."
+    assert charts["Loss"].svg.count("faint") == charts["Loss"].svg.count("<title>training") == 2
+    for title in ("Dev accuracy", "Learning rate"):
+        assert charts[title].note == "Thin lines: single seeds; bold: their mean."
+        assert charts[title].svg.count("faint") == charts[title].svg.count("<title>one seed") == 2
+
+
+@pytest.mark.parametrize("probability", [0.75, None])
+def test_wrong_answers_without_probabilities_are_not_called_confident(probability, tmp_path, monkeypatch):
+    """Regression: for generated texts the page had an empty column and a heading that promised an order."""
+    found = examples._sorted_out([Verdict("a", "b", 1.0, probability)], 1, False, (), np.zeros((0, 0)))
+    monkeypatch.setattr(examples, "examples_of", lambda *_: found)
+    metrics = {"metric": "bleu", "best": {"scores": {"bleu": 1.0}, "reference": None}, "restarts": {"num_restarts": 1}}
+    run = write_run(tmp_path / "run", metrics=metrics)
+    description = json.loads((run / "run.json").read_text()) | {"inputs": {"train": ""}, "paths": {}}
+    (run / "run.json").write_text(json.dumps(description))
+    report([run], tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert (
+        ("Wrong, most confident first" in text) == (">probability<" in text) == ("0.750" in text) == bool(probability)
+    )

@@ -1,4 +1,6 @@
 from dataclasses import replace
+from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -127,3 +129,11 @@ def test_evaluation_covers_each_example_once():
     batches = list(batches_by_length(data, max_tokens=64))
     assert sorted(np.concatenate([batch.indices for batch in batches])) == list(range(101))
     assert all(batch.num_tokens <= 64 or batch.num_sequences == 1 for batch in batches)
+
+
+def test_counts_of_truncated_examples_have_separators() -> None:
+    """Regression: "1778 of 2,490 examples exceed 64 tokens and lose 102,285 tokens"."""
+    data = MagicMock(num_truncated_examples=1778, max_length=64, num_truncated_tokens=102_285)
+    data.__len__.return_value = 2490
+    (note,) = encoding.EncodedExamples.notes(data, Path("train.tsv"))
+    assert note == "train.tsv: 1,778 of 2,490 examples exceed 64 tokens and lose 102,285 tokens"

@@ -39,6 +39,7 @@ from maskloom.text.tokenizer import Tokenizer
 # Most that is shown: texts of a file; tokens, steps and positions; tokens of masks; dimensions; distances each way.
 _TEXTS, _MOST, _MASKED, _DIMENSIONS, _DISTANCE = 5, 48, 24, 256, 16
 _TOLD = 100_000  # cells of all heads with values as titles, which take 10 MB
+_SIGNS = "Blue: positive; orange: negative."
 _TITLES = {
     CROSS: "Cross-attention: from the decoder to the source",
     ENCODER: "Self-attention of the encoder",
@@ -167,7 +168,11 @@ def _about(predictor: Predictor, text: str, one: Inspection, result: GeneratedTe
         "steps": [_step(predictor, step) for step in one.steps[:_MOST]],
         "num_steps": len(one.steps),
         "ended": [
-            (visible(predictor.text_of(end.token_ids)), f"{end.log_probability:.3f}", f"{one.settings.score(end):.3f}")
+            (
+                visible(predictor.text_of(end.token_ids)) + " (stopped at the token limit)" * (end.finish == "length"),
+                f"{end.log_probability:.3f}",
+                f"{one.settings.score(end):.3f}",
+            )
             for end in ends
         ],
     }
@@ -247,7 +252,8 @@ def _positions(predictor: Predictor) -> list[Chart]:
     for name, vectors in position_vectors(model, _MOST).items():
         number, size = vectors.shape
         note = f"Rows: positions 0 to {number - 1}, from the top; columns: "
-        note += f"the {size} dimensions." if size <= _DIMENSIONS else f"the first {_DIMENSIONS} of {size} dimensions."
+        note += f"the {size} dimensions" if size <= _DIMENSIONS else f"the first {_DIMENSIONS} of {size} dimensions"
+        note += f". {_SIGNS}"
         charts.append(Chart(name, heat_map(vectors[:, :_DIMENSIONS].tolist(), name=name), note))
         pairs = [torch.cosine_similarity(vectors[: number - apart], vectors[apart:]) for apart in range(number)]
         curve = [Line("mean", [(apart, float(found.mean())) for apart, found in enumerate(pairs)], "c0")]
@@ -257,7 +263,7 @@ def _positions(predictor: Predictor) -> list[Chart]:
         columns = [str(distance) for distance in range(-_DISTANCE, biases.shape[1] - _DISTANCE)]
         rows = [f"head {number}" for number in range(1, len(biases) + 1)]
         svg = heat_map(biases.tolist(), name=f"biases of the {part}", rows=rows, columns=columns)
-        note = "Added to the scores, by key position minus query position."
+        note = f"Added to the scores, by key position minus query position. {_SIGNS}"
         charts.append(Chart(f"Biases by distance, {part}", svg, note))
     return charts
 

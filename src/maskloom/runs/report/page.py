@@ -148,9 +148,9 @@ def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart |
             colours,
             ("losses", part),
             f"{part}_loss",
-            levels=_level("word frequency", map(unigram_of, map(scores, chosen))),
+            levels=_level("unigram", map(unigram_of, map(scores, chosen))),
             marks=marks,
-            note="Thin line: training; with dots: held out. Below the dashed line, the model uses context.",
+            note="Thin line: training; with dots: held out. Below the dashed unigram loss, the model uses context.",
         )
         title = f"{targets} predicted correctly, held out"
         charts += [loss, _chart(title, chosen, colours, None, f"{part}_accuracy", marks=marks)]
@@ -182,7 +182,7 @@ def _finetuning(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart | 
     for name, metric in dict(zip(names, metrics, strict=True)).items():
         chosen = [run for run, other in zip(runs, names, strict=True) if other == name]
         charts.append(_chart(f"Dev {name.replace('_', ' ')}", chosen, colours, None, metric))
-    return [*charts, _chart("Loss", runs, colours, ("loss",), "loss", note="Thin line: training; with dots: dev.")]
+    return [*charts, _chart("Loss", runs, colours, ("loss",), "loss", note="Thin lines: training; with dots: dev.")]
 
 
 def _chart(
@@ -204,15 +204,17 @@ def _chart(
         lines += _lines(run.name if len(runs) > 1 else "", trained, measured, colours[run.name], held_out)
     if not any(line.points for line in lines):
         return None
+    if not note and any(line.is_faint for line in lines):
+        note = "Thin lines: single seeds; bold: their mean."
     return Chart(title, line_chart(lines, x_name="step", y_name=title, **how), note)
 
 
 def _lines(name: str, trained: list[Points], measured: list[Points], style: str, held_out: str) -> list[Line]:
-    """Return the lines of one run: evaluations bold, or steps if there are none; single seeds are thin."""
+    """Return the lines of one run: evaluations bold over thin steps, or, without one of them, a mean over seeds."""
     trained, measured = [points for points in trained if points], [points for points in measured if points]
     bold, thin = (measured, trained) if measured else (trained, [])
     lines = [Line(f"{name} training".strip(), points, style, is_faint=True) for points in thin]
-    if len(bold) > 1:
+    if len(bold) > 1 and not thin:
         lines += [Line(f"{name} one seed".strip(), points, style, is_faint=True) for points in bold]
     mean = mean_curve(bold)
     if mean:

@@ -13,11 +13,10 @@ from typing import Any
 from maskloom.config import FinetuneRecipe, PretrainRecipe
 from maskloom.data.corpus.opening import Corpus
 from maskloom.errors import DataError
-from maskloom.metrics.answers import is_percent
 from maskloom.runs.charts import visible
 from maskloom.runs.display import formatted, lines_of
 from maskloom.runs.run_folder import RECIPE, RESULTS, RunKind, described_model, flat, kind_of_run
-from maskloom.runs.task_summaries import examples_text
+from maskloom.runs.task_summaries import examples_text, unit_of
 from maskloom.system.foreign_files import read_bytes, read_json_object, read_json_value
 from maskloom.training.events import read_events
 
@@ -125,8 +124,8 @@ def scores(run: RunRecord) -> dict[str, float]:
 
 
 def with_unit(run: RunRecord, name: str) -> str:
-    """Return the name of a score, with "percent" for the official scores of answers; all others are fractions."""
-    return f"{name}, percent" if is_percent(name, scores(run)) else name
+    """Return the name of a score, with "percent" if it is in percent: the official scores of answers, and ROUGE."""
+    return f"{name}, percent" if unit_of(name, scores(run)) else name
 
 
 def score_table(runs: list[RunRecord]) -> Table:

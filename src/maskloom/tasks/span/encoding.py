@@ -183,8 +183,8 @@ class EncodedQuestions:
             shown = ", ".join(self.unaligned[:_SHOWN_IDS]) + (" …" if len(self.unaligned) > _SHOWN_IDS else "")
             fate = "left out of training" if self.is_for_training else "still scored by their text"
             notes.append(
-                f"{path}: the answers of {len(self.unaligned)} of {total} questions cannot be found among the words "
-                f"of their context; {fate}: {shown}"
+                f"{path}: the answers of {len(self.unaligned):,} of {total:,} questions cannot be found among the "
+                f"words of their context; {fate}: {shown}"
             )
         if self.num_cut_questions:
             notes.append(f"{path}: {amount(self.num_cut_questions, 'question')} truncated (span.max_question_length)")

@@ -119,8 +119,8 @@ class EncodedSentences:
         notes = []
         if num_split := self._num_split():
             notes.append(
-                f"{path}: {num_split} of {len(self.sentences)} sentences exceed {self.max_length} tokens and are split "
-                "into windows; every word is scored"
+                f"{path}: {num_split:,} of {len(self.sentences):,} sentences exceed {self.max_length} tokens and are "
+                "split into windows; every word is scored"
             )
         if self.vectors is not None and (num_unknown := int(np.count_nonzero(self.vectors[1] < 0))):
             notes.append(f"{path}: {num_unknown:,} of {len(self.vectors[1]):,} words have no word vector and get zeros")
