@@ -3,6 +3,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 from tests.google_instances import google_instances
 
 from maskloom.data.batch import PretrainingBatch
@@ -11,6 +12,12 @@ from maskloom.data.loader import Loader
 from maskloom.data.settings import PretrainingData
 from maskloom.data.streams import sentence_pairs
 from maskloom.data.streams.sentence_pairs import Instances, SentencePairs
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
+from maskloom.objectives.masked_lm import MaskedLanguageModeling
+from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
+from maskloom.training.loop import accumulate_gradients
 
 
 def google_batches(instances, vocabulary, *, batch_size):
@@ -118,7 +125,7 @@ def test_a_batch_is_a_function_of_its_position(random_corpus) -> None:
     corpus = random_corpus(20)
     loader = _loader(corpus)
     position, stream = {}, []
-    for _ in range(60):
+    for _ in range(80):
         batch, after = loader.next_batch(position)
         stream.append((position, batch))
         position = after
@@ -272,3 +279,26 @@ def test_the_account_tells_what_a_cap_cuts_off(random_corpus) -> None:
     assert account.cut_fraction > 0.3
     assert account.predictions_per_instance == pytest.approx(found / len(lengths))
     assert account.tokens_per_instance == pytest.approx(lengths.mean())
+
+
+def test_whether_a_text_follows_is_learnt_from_pairs(memory_corpus) -> None:
+    """All sentences of a document consist of one of six tokens; next-sentence prediction then compares two texts."""
+    corpus = memory_corpus([[[6 + d % 6] * 3] * 9 for d in range(90)])
+    corpus.vocabulary = Vocabulary([*SPECIAL_TOKENS, *map(str, range(8))])
+    corpus.tokenizer = WordPieceTokenizer(corpus.vocabulary)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    sizes |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.2}
+    config = BertConfig(vocab_size=len(corpus.vocabulary), max_position_embeddings=24, **sizes)
+    model, objective = build_model(config, ("mlm", "nsp"), seed=0), MaskedLanguageModeling()
+    loader, position = _loader(corpus, batch_size=48, max_length=24), {}
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    for _ in range(80):
+        batch, position = loader.next_batch(position)
+        optimizer.zero_grad()
+        accumulate_gradients(model, objective, batch, None)
+        optimizer.step()
+    batch, _ = loader.next_batch({"epoch": 99, "block": 0, "instance": 0})
+    with torch.no_grad():
+        found = objective.evaluation_metrics(objective.evaluation_sums(model.eval(), batch))
+    assert 0.5 <= batch.nsp_labels.mean() < 0.7  # the accuracy of a constant answer
+    assert found["nsp_accuracy"] > 0.75
