@@ -4,6 +4,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from tests.google_instances import _Generator as StaticGenerator
 from tests.google_instances import google_instances
 
 from maskloom.data.batch import PretrainingBatch
@@ -254,6 +255,72 @@ def test_instances_are_distributed_as_those_of_the_static_generator(random_corpu
         ]
 
     np.testing.assert_allclose(summary(dynamic), summary(static), rtol=0.06)
+
+
+class Replay:
+    """Stands for the generator's random numbers: it gives what is needed to make a pair of ours."""
+
+    def __init__(self, corpus, room: int) -> None:
+        self._corpus, self._room = corpus, room
+
+    def take(self, row: Instances) -> None:
+        """Prepare the numbers for one instance, in columns of one row."""
+        first, last, skip, kept = (column[0].tolist() for column in (row.first, row.last, row.skip, row.length))
+        self.a_end, self.is_random = last[0] - first[0], bool(row.is_random[0])
+        document = int(np.searchsorted(self._corpus.document_offsets, first[1], side="right")) - 1
+        self._of_b = [document, first[1] - int(self._corpus.document_offsets[document])]
+        whole = [len(self._corpus.sentences(*ends)) for ends in zip(first, last, strict=True)]
+        self._floats = []
+        while sum(whole) > self._room:  # from the longer side, B in a tie, and its front first
+            side = int(whole[0] <= whole[1])
+            self._floats.append(0.0 if skip[side] else 0.9)
+            whole[side], skip[side] = whole[side] - 1, max(skip[side] - 1, 0)
+        assert whole == kept
+
+    def randint(self, low: int, high: int) -> int:
+        if low == 1:  # the number of sentences of A; whether B is random is asked next
+            self._floats.insert(0, 0.0 if self.is_random else 0.9)
+        number = self.a_end if low == 1 else self._of_b.pop(0)
+        assert low <= number <= high
+        return number
+
+    def random(self) -> float:
+        return self._floats.pop(0) if self._floats else 0.0  # then all predicted tokens become [MASK]
+
+    def shuffle(self, items: list) -> None:
+        """Leave the order of what may be masked."""
+
+
+@pytest.mark.parametrize("most_tokens", [9, 90])
+def test_pairs_are_those_of_the_static_generator_for_the_same_draws(random_corpus, most_tokens: int) -> None:
+    corpus = random_corpus(40, most_tokens=most_tokens)
+    vocabulary, offsets = corpus.vocabulary, corpus.document_offsets
+    stream = SentencePairs(corpus, None, PretrainingData(max_length=64, short_seq_prob=0.0), seed=5)
+    rows = Instances.join([*stream.epoch(0)])
+    rows = rows.take(np.argsort(rows.first[:, 0]))
+    documents = [
+        [[vocabulary.tokens[i] for i in corpus.sentence(number)] for number in range(*ends)]
+        for ends in pairwise(offsets.tolist())
+    ]
+    replay = Replay(corpus, 61)
+    generator = StaticGenerator(documents, vocabulary.tokens, replay, 61, 0.0, 0.15, 10, whole_word_masking=False)
+    owners = np.searchsorted(offsets, rows.first[:, 0], side="right") - 1
+    for document in range(40):
+        replay._floats = []  # whether the document is cut short: no, whatever the number
+        walk = generator.document_instances(document)
+        for number in np.flatnonzero(owners == document):
+            row = rows.take(slice(number, number + 1))
+            replay.take(row)
+            if number == np.flatnonzero(owners == document)[0]:
+                replay._floats.insert(0, 0.5)
+            found, texts = next(walk), stream.gather(row)
+            tokens = list(found.tokens)
+            for place, label in zip(found.masked_positions, found.masked_labels, strict=True):
+                tokens[place] = label
+            assert tokens == [vocabulary.tokens[i] for i in texts.token_ids]
+            assert found.segment_ids == texts.segment_ids.tolist()
+            assert found.is_random_next == texts.pair_labels[0]
+        assert next(walk, None) is None
 
 
 @pytest.mark.parametrize("whole_word_masking", [False, True])
