@@ -112,7 +112,8 @@ def test_correlations_are_those_of_a_loop_over_pairs() -> None:
     found = similarity_scores(vectors, pairs)
     known = [(units[a.lower()] @ units[b.lower()], score) for a, b, score in pairs if "unknown" not in (a, b)]
     cosines, scores = map(np.array, zip(*known, strict=True))
-    ranks = [np.array([(side < value).sum() + (side == value).sum() / 2 for value in side]) for side in (cosines, scores)]
+    sides = cosines, scores
+    ranks = [np.array([(side < value).sum() + (side == value).sum() / 2 for value in side]) for side in sides]
     assert (found["pairs"], found["unknown"]) == (80, 80 - len(known))
     assert found["unknown"] > 0
     assert found["pearson"] == pytest.approx(np.corrcoef(cosines, scores)[0, 1], abs=1e-7)  # ours has fp32 cosines
