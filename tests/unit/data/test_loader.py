@@ -19,6 +19,7 @@ from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 from maskloom.training.loop import accumulate_gradients
+from maskloom.training.optimizers import AdamW
 
 
 def google_batches(instances, vocabulary, *, batch_size):
@@ -357,9 +358,9 @@ def test_whether_a_text_follows_is_learnt_from_pairs(memory_corpus) -> None:
     sizes |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.2}
     config = BertConfig(vocab_size=len(corpus.vocabulary), max_position_embeddings=24, **sizes)
     model, objective = build_model(config, ("mlm", "nsp"), seed=0), MaskedLanguageModeling()
-    loader, position = _loader(corpus, batch_size=48, max_length=24), {}
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-    for _ in range(80):
+    loader, position = _loader(corpus, batch_size=48, max_length=14), {}
+    optimizer = AdamW(model.parameters(), 1e-2, (0.9, 0.999), 1e-8)
+    for _ in range(50):
         batch, position = loader.next_batch(position)
         optimizer.zero_grad()
         accumulate_gradients(model, objective, batch, None)
@@ -367,5 +368,5 @@ def test_whether_a_text_follows_is_learnt_from_pairs(memory_corpus) -> None:
     batch, _ = loader.next_batch({"epoch": 99, "block": 0, "instance": 0})
     with torch.no_grad():
         found = objective.evaluation_metrics(objective.evaluation_sums(model.eval(), batch))
-    assert 0.5 <= batch.nsp_labels.mean() < 0.7  # the accuracy of a constant answer
-    assert found["nsp_accuracy"] > 0.75
+    assert 0.5 <= batch.nsp_labels.mean() < 0.6  # the accuracy of a constant answer
+    assert found["nsp_accuracy"] > 0.7
