@@ -8,6 +8,7 @@ import pytest
 
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.models.architectures import config_of
+from maskloom.runs.search_space import GRIDS
 from maskloom.tasks.kinds import KINDS
 from maskloom.training.optimizers import make_schedule
 
@@ -59,6 +60,38 @@ def test_bert_is_pre_trained_as_in_the_paper():
     training = base.training
     assert (training.batch_size, training.learning_rate, training.warmup_steps) == (256, 1e-4, 10_000)
     assert (training.adam_beta1, training.adam_beta2, training.weight_decay) == (0.9, 0.999, 0.01)
+    assert (training.optimizer, training.adam_epsilon, training.max_grad_norm) == ("bert_adam", 1e-6, 1.0)
+    assert (training.schedule, base.objective, base.data.pair_task) == ("google", "masked_lm", "nsp")
+    for recipe, sizes in ((base, (12, 768, 12)), (large, (24, 1024, 16))):
+        config = config_of(recipe.model, vocab_size=30_522)
+        assert (config.num_hidden_layers, config.hidden_size, config.num_attention_heads) == sizes
+        assert (config.hidden_dropout_prob, config.attention_probs_dropout_prob) == (0.1, 0.1)
+        assert (config.hidden_act, config.max_position_embeddings) == ("gelu", 512)
+
+
+@pytest.mark.parametrize(
+    ("name", "batch_size", "rate", "epochs", "length"),
+    [
+        ("finetune-glue", 32, 2e-5, 3, 128),
+        ("squad-v1", 12, 3e-5, 2, 384),
+        ("squad-v2", 48, 5e-5, 2, 384),
+        ("swag", 16, 2e-5, 3, 80),
+    ],
+)
+def test_bert_is_fine_tuned_as_published(name, batch_size, rate, epochs, length):
+    recipe = load_recipe(FinetuneRecipe, next(path for path in RECIPES if path.stem == f"{name}-as-published"))
+    training = recipe.training
+    assert (training.batch_size, training.learning_rate, training.epochs) == (batch_size, rate, epochs)
+    assert (training.warmup_ratio, training.weight_decay, recipe.data.max_length) == (0.1, 0.01, length)
+    if recipe.task == "span":
+        assert (recipe.span.stride, recipe.span.max_answer_length) == (128, 30)
+
+
+def test_grids_of_the_paper_have_its_values():
+    keys = ("training.batch_size", "training.learning_rate", "training.epochs")
+    of_v2, of_v1 = ([16, 32], [5e-5, 3e-5, 2e-5], [2, 3, 4]), ([32], [5e-5, 4e-5, 3e-5, 2e-5], [3])
+    assert GRIDS["paper"] == dict(zip(keys, of_v2, strict=True))  # A.3
+    assert GRIDS["small"] == dict(zip(keys, of_v1, strict=True))  # 4.1
 
 
 def test_a_day_is_spent_as_by_izsak_et_al():

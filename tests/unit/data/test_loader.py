@@ -3,6 +3,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
+from tests.google_instances import _Generator as StaticGenerator
 from tests.google_instances import google_instances
 
 from maskloom.data.batch import PretrainingBatch
@@ -11,6 +13,13 @@ from maskloom.data.loader import Loader
 from maskloom.data.settings import PretrainingData
 from maskloom.data.streams import sentence_pairs
 from maskloom.data.streams.sentence_pairs import Instances, SentencePairs
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
+from maskloom.objectives.masked_lm import MaskedLanguageModeling
+from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
+from maskloom.training.loop import accumulate_gradients
+from maskloom.training.optimizers import AdamW
 
 
 def google_batches(instances, vocabulary, *, batch_size):
@@ -118,7 +127,7 @@ def test_a_batch_is_a_function_of_its_position(random_corpus) -> None:
     corpus = random_corpus(20)
     loader = _loader(corpus)
     position, stream = {}, []
-    for _ in range(60):
+    for _ in range(80):
         batch, after = loader.next_batch(position)
         stream.append((position, batch))
         position = after
@@ -249,6 +258,72 @@ def test_instances_are_distributed_as_those_of_the_static_generator(random_corpu
     np.testing.assert_allclose(summary(dynamic), summary(static), rtol=0.06)
 
 
+class Replay:
+    """Stands for the generator's random numbers: it gives what is needed to make a pair of ours."""
+
+    def __init__(self, corpus, room: int) -> None:
+        self._corpus, self._room = corpus, room
+
+    def take(self, row: Instances) -> None:
+        """Prepare the numbers for one instance, in columns of one row."""
+        first, last, skip, kept = (column[0].tolist() for column in (row.first, row.last, row.skip, row.length))
+        self.a_end, self.is_random = last[0] - first[0], bool(row.is_random[0])
+        document = int(np.searchsorted(self._corpus.document_offsets, first[1], side="right")) - 1
+        self._of_b = [document, first[1] - int(self._corpus.document_offsets[document])]
+        whole = [len(self._corpus.sentences(*ends)) for ends in zip(first, last, strict=True)]
+        self._floats = []
+        while sum(whole) > self._room:  # from the longer side, B in a tie, and its front first
+            side = int(whole[0] <= whole[1])
+            self._floats.append(0.0 if skip[side] else 0.9)
+            whole[side], skip[side] = whole[side] - 1, max(skip[side] - 1, 0)
+        assert whole == kept
+
+    def randint(self, low: int, high: int) -> int:
+        if low == 1:  # the number of sentences of A; whether B is random is asked next
+            self._floats.insert(0, 0.0 if self.is_random else 0.9)
+        number = self.a_end if low == 1 else self._of_b.pop(0)
+        assert low <= number <= high
+        return number
+
+    def random(self) -> float:
+        return self._floats.pop(0) if self._floats else 0.0  # then all predicted tokens become [MASK]
+
+    def shuffle(self, items: list) -> None:
+        """Leave the order of what may be masked."""
+
+
+@pytest.mark.parametrize("most_tokens", [9, 90])
+def test_pairs_are_those_of_the_static_generator_for_the_same_draws(random_corpus, most_tokens: int) -> None:
+    corpus = random_corpus(40, most_tokens=most_tokens)
+    vocabulary, offsets = corpus.vocabulary, corpus.document_offsets
+    stream = SentencePairs(corpus, None, PretrainingData(max_length=64, short_seq_prob=0.0), seed=5)
+    rows = Instances.join([*stream.epoch(0)])
+    rows = rows.take(np.argsort(rows.first[:, 0]))
+    documents = [
+        [[vocabulary.tokens[i] for i in corpus.sentence(number)] for number in range(*ends)]
+        for ends in pairwise(offsets.tolist())
+    ]
+    replay = Replay(corpus, 61)
+    generator = StaticGenerator(documents, vocabulary.tokens, replay, 61, 0.0, 0.15, 10, whole_word_masking=False)
+    owners = np.searchsorted(offsets, rows.first[:, 0], side="right") - 1
+    for document in range(40):
+        replay._floats = []  # whether the document is cut short: no, whatever the number
+        walk = generator.document_instances(document)
+        for number in np.flatnonzero(owners == document):
+            row = rows.take(slice(number, number + 1))
+            replay.take(row)
+            if number == np.flatnonzero(owners == document)[0]:
+                replay._floats.insert(0, 0.5)
+            found, texts = next(walk), stream.gather(row)
+            tokens = list(found.tokens)
+            for place, label in zip(found.masked_positions, found.masked_labels, strict=True):
+                tokens[place] = label
+            assert tokens == [vocabulary.tokens[i] for i in texts.token_ids]
+            assert found.segment_ids == texts.segment_ids.tolist()
+            assert found.is_random_next == texts.pair_labels[0]
+        assert next(walk, None) is None
+
+
 @pytest.mark.parametrize("whole_word_masking", [False, True])
 def test_a_rate_above_the_published_one_is_predicted_in_full(random_corpus, whole_word_masking: bool) -> None:
     data = PretrainingData(masked_lm_prob=0.3, max_length=64, whole_word_masking=whole_word_masking)
@@ -272,3 +347,26 @@ def test_the_account_tells_what_a_cap_cuts_off(random_corpus) -> None:
     assert account.cut_fraction > 0.3
     assert account.predictions_per_instance == pytest.approx(found / len(lengths))
     assert account.tokens_per_instance == pytest.approx(lengths.mean())
+
+
+def test_whether_a_text_follows_is_learnt_from_pairs(memory_corpus) -> None:
+    """All sentences of a document consist of one of six tokens; next-sentence prediction then compares two texts."""
+    corpus = memory_corpus([[[6 + d % 6] * 3] * 9 for d in range(90)])
+    corpus.vocabulary = Vocabulary([*SPECIAL_TOKENS, *map(str, range(8))])
+    corpus.tokenizer = WordPieceTokenizer(corpus.vocabulary)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    sizes |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.2}
+    config = BertConfig(vocab_size=len(corpus.vocabulary), max_position_embeddings=24, **sizes)
+    model, objective = build_model(config, ("mlm", "nsp"), seed=0), MaskedLanguageModeling()
+    loader, position = _loader(corpus, batch_size=48, max_length=14), {}
+    optimizer = AdamW(model.parameters(), 1e-2, (0.9, 0.999), 1e-8)
+    for _ in range(50):
+        batch, position = loader.next_batch(position)
+        optimizer.zero_grad()
+        accumulate_gradients(model, objective, batch, None)
+        optimizer.step()
+    batch, _ = loader.next_batch({"epoch": 99, "block": 0, "instance": 0})
+    with torch.no_grad():
+        found = objective.evaluation_metrics(objective.evaluation_sums(model.eval(), batch))
+    assert 0.5 <= batch.nsp_labels.mean() < 0.6  # the accuracy of a constant answer
+    assert found["nsp_accuracy"] > 0.7

@@ -53,6 +53,13 @@ def test_a_loss_is_told_in_bits_per_character_of_the_predicted_text_too(random_c
     assert metrics["num_predictions"] == 4
 
 
+@pytest.mark.parametrize(("labels", "majority"), [([1, 1, 1, 0], 0.75), ([0, 1, 0, 0, 0], 0.8), ([0, 1], 0.5)])
+def test_the_baseline_of_pairs_is_their_most_common_answer(random_corpus, labels: list[int], majority: float) -> None:
+    baseline = TokenFrequencies("mlm", random_corpus(5), np.arange(5))
+    sums = baseline.sums(SimpleNamespace(mlm_labels=np.array([7]), nsp_labels=np.array(labels)))
+    assert baseline.metrics(sums, {"nsp_accuracy": 0.5})["nsp_majority_fraction"] == pytest.approx(majority)
+
+
 def test_running_text_has_an_end_after_each_document(random_corpus) -> None:
     corpus, documents = random_corpus(20), np.arange(15)
     marked = TokenFrequencies("lm", corpus, documents, tells_text=True)

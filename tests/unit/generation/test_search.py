@@ -107,12 +107,15 @@ def test_a_wide_beam_finds_the_best_of_all():
     assert tuple(found.token_ids) == best
 
 
-def test_a_beam_weighs_ended_texts_by_their_length():
-    model, prompt, end = gpt(vocab_size=5), [1, 2], 4
+@pytest.mark.parametrize("prompt", [[3], [2, 2], [1]])
+def test_a_beam_weighs_ended_texts_by_their_length(prompt):
+    model, end = gpt(vocab_size=5), 4
     (found,) = continue_texts(model, [prompt], Generation(max_tokens=3, beam=125), end=end)
     texts = [(*tokens, end) for size in range(3) for tokens in itertools.product(range(4), repeat=size)]
     texts += itertools.product(range(4), repeat=3)
-    best = max(texts, key=lambda tokens: log_probability(model, prompt, tokens) / len(tokens))
+    scores = {tokens: log_probability(model, prompt, tokens) for tokens in texts}
+    best = max(texts, key=lambda tokens: scores[tokens] / len(tokens))
+    assert best != max(texts, key=scores.__getitem__)  # the length decides
     assert (*found.token_ids, *([end] if found.is_ended else [])) == best
 
 

@@ -14,6 +14,14 @@ def test_matrices_are_normal_cut_at_two_sigma():
     assert not dense.bias.any()
 
 
+def test_recurrent_layers_start_as_torch_starts_them():
+    lstm = nn.LSTM(30, 100)
+    initialize(lstm, std=0.02, seed=3)
+    for values in lstm.parameters():
+        assert values.abs().max() <= 0.1  # uniform up to 1 / sqrt(100) on either side
+        assert float(values.detach().std()) == pytest.approx(0.1 / 3**0.5, rel=0.1)
+
+
 @pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm])
 def test_norms_start_at_one_and_zero(kind):
     norm = kind(5)

@@ -70,6 +70,15 @@ def test_values_and_gradients_are_those_of_the_plain_computation(
         assert gradient.is_contiguous()
 
 
+def test_smoothing_over_the_other_words_alone_is_a_larger_smoothing():
+    """tensor2tensor and fairseq give e / (V - 1) to each of the other words: ours with e V / (V - 1) instead of e."""
+    (hidden, decoder, bias), labels = example(7, 6, 13, torch.float64)
+    logs = F.linear(hidden, decoder, bias).log_softmax(1)
+    target = torch.full_like(logs, 0.1 / 12).scatter(1, labels[:, None], 0.9)
+    found = vocabulary_loss(hidden, decoder, bias, labels, smoothing=0.1 * 13 / 12)
+    torch.testing.assert_close(found, -(target * logs).sum(), rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("num_logits", [1, 40, 10**6])
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_a_bias_may_be_absent_and_terms_may_be_weighted(monkeypatch, num_logits, smoothing):

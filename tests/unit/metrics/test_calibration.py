@@ -154,8 +154,9 @@ def test_wrong_input_is_refused():
         metric.compute()
     with pytest.raises(ValueError, match="they must agree"):
         metric.update(np.zeros((2, 3)), np.zeros((2, 2)))
-    with pytest.raises(ValueError, match="outside the classes 0 to 2"):
-        metric.update(np.zeros((1, 3)), np.array([3]))
+    for wrong in (-1, 3):
+        with pytest.raises(ValueError, match="outside the classes 0 to 2"):
+            metric.update(np.zeros((3, 3)), np.array([0, wrong, 2]))
     with pytest.raises(ValueError, match="0 or 1"):
         metric.update(np.zeros((1, 2)), np.array([[0.5, 1]]))
     with pytest.raises(ValueError, match="finite"):

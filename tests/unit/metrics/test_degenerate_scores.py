@@ -43,8 +43,10 @@ def test_no_examples_is_an_error(metric):
 
 
 def test_ids_outside_the_classes_are_refused():
-    with pytest.raises(ValueError, match="outside the classes 0 to 1"):
-        SingleLabelMetric(2).update(np.array([2]), np.array([0]))
+    for wrong in ([0, 2, 1], [0, -1, 1]):
+        for sides in ((wrong, [0, 0, 1]), ([0, 0, 1], wrong)):
+            with pytest.raises(ValueError, match="outside the classes 0 to 1"):
+                SingleLabelMetric(2).update(*map(np.array, sides))
 
 
 def test_not_finite_predictions_are_named():

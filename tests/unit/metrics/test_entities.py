@@ -158,9 +158,9 @@ def test_wrong_input_is_refused():
     with pytest.raises(ValueError, match="3 words predicted, 2 true"):
         metric.update([np.array([1, 2]), np.array([2])], np.array([1, 2]))
     with pytest.raises(ValueError, match="a prediction lies outside the labels 0 to 4"):
-        metric.update([np.array([5])], np.array([0]))
+        metric.update([np.array([0, 5])], np.array([0, 0]))
     with pytest.raises(ValueError, match="a target lies outside"):
-        metric.update([np.array([0])], np.array([-100]))
+        metric.update([np.array([0, 0])], np.array([0, -100]))
     with pytest.raises(ValueError, match="no words"):
         metric.compute()
     with pytest.raises(ValueError, match="is not one of"):

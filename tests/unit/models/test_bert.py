@@ -168,11 +168,11 @@ def test_wrong_shapes_are_refused(encoder, ids, segments, mask, message):
         encoder(ids, segments, mask)
 
 
-def test_a_layout_of_other_tokens_is_refused(encoder):
+@pytest.mark.parametrize(("num_ids", "num_segments"), [(3, 3), (3, 4), (4, 3)])
+def test_a_layout_of_other_tokens_is_refused(encoder, num_ids, num_segments):
+    ids, segments = (torch.zeros(number, dtype=torch.long) for number in (num_ids, num_segments))
     with pytest.raises(ValueError, match="do not fit a layout of 4 tokens"):
-        encoder.encode_packed(
-            torch.zeros(3, dtype=torch.long), torch.zeros(3, dtype=torch.long), SequenceLayout.from_lengths([4])
-        )
+        encoder.encode_packed(ids, segments, SequenceLayout.from_lengths([4]))
 
 
 @pytest.mark.parametrize("embedding_size", [None, 12])

@@ -112,7 +112,7 @@ def test_all_bytes_of_a_word_have_its_vector():
 def test_of_a_long_word_what_fits_counts_and_edges_are_marked():
     encoder = encoder_of(max_characters=8)
     ids = np.array([*range(97, 98), *(CONTINUES + byte for byte in range(98, 108)), 65, 512, CONTINUES + 66])
-    characters, places, counts = encoder.spelled(ids, np.array([11, 2, 0, 1]))
+    characters, places, counts = encoder.spelled(ids, np.array([11, 2, 0, 1, 0]))
     assert characters.tolist() == [
         [258, 97, 98, 99, 100, 101, 102, 259],
         [258, 65, 259, *[260] * 5],
@@ -120,7 +120,7 @@ def test_of_a_long_word_what_fits_counts_and_edges_are_marked():
         [258, 66, 259, *[260] * 5],  # a text that begins inside a word
     ]
     assert places.tolist() == [*[0] * 11, 1, 2, 3]
-    assert counts.tolist() == [1, 2, 0, 1]
+    assert counts.tolist() == [1, 2, 0, 1, 0]
 
 
 def test_the_published_sizes_have_the_published_numbers_of_parameters():

@@ -124,6 +124,9 @@ def test_the_forget_bias_is_where_gates_start(config_type):
             assert not rnn.bias_ih_l0[:6].any()
             assert not rnn.bias_ih_l0[12:].any()
             assert not rnn.bias_hh_l0.any()
+            for weights in (rnn.weight_ih_l0, rnn.weight_hh_l0):  # uniform up to 1 / sqrt(6) on either side
+                assert -(6**-0.5) <= weights.min() < -0.3
+                assert 0.3 < weights.max() <= 6**-0.5
     assert (LstmConfig().forget_bias, GruConfig().forget_bias) == (1.0, 0.0)
 
 

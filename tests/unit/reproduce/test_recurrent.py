@@ -62,8 +62,10 @@ def test_a_gru_whose_gates_begin_open_remembers_the_first_of_a_hundred_tokens():
 
 def test_gates_are_counted_by_tenths():
     config = LstmConfig(vocab_size=10, hidden_size=8, causal=True, forget_bias=40.0)
-    shares = gate_shares(build_model(config, ("classifier",), 2, seed=0).eval(), 6)
-    assert shares["forget"][0.95] == 1.0
+    model = build_model(config, ("classifier",), 2, seed=0).eval()
+    model.encoder.layers[0].forwards.bias_ih_l0.data[24:] = -40.0  # of the output gates
+    shares = gate_shares(model, 6)
+    assert shares["forget"][0.95] == shares["output"][0.05] == 1.0
     assert all(sum(row.values()) == pytest.approx(1.0) and len(row) == 10 for row in shares.values())
     assert shares["input"][0.45] + shares["input"][0.55] > 0.5
 

@@ -94,6 +94,49 @@ def test_analogies_are_counted_by_section(tmp_path: Path) -> None:
         read_analogies(path)
 
 
+def drawn(seed: int) -> tuple[WordVectors, dict[str, np.ndarray]]:
+    """Return random vectors, and their directions by lower-cased word: the first form of a word counts."""
+    names = ["the", "Paris", "paris", *(f"w{number}" for number in range(40))]
+    matrix = np.random.default_rng(seed).normal(size=(len(names), 9))
+    units: dict[str, np.ndarray] = {}
+    for name, row in zip(names, matrix.astype(np.float32).astype(np.float64), strict=True):
+        units.setdefault(name.lower(), row / np.linalg.norm(row))
+    return WordVectors(names, matrix.astype(np.float32)), units
+
+
+def test_correlations_are_those_of_a_loop_over_pairs() -> None:
+    vectors, units = drawn(0)
+    draw = np.random.default_rng(1)
+    words = [*vectors.words, "THE", "unknown"]
+    pairs = [(*map(str, draw.choice(words, 2, replace=False)), float(draw.integers(0, 11))) for _ in range(80)]
+    found = similarity_scores(vectors, pairs)
+    known = [(units[a.lower()] @ units[b.lower()], score) for a, b, score in pairs if "unknown" not in (a, b)]
+    cosines, scores = map(np.array, zip(*known, strict=True))
+    sides = cosines, scores
+    ranks = [np.array([(side < value).sum() + (side == value).sum() / 2 for value in side]) for side in sides]
+    assert (found["pairs"], found["unknown"]) == (80, 80 - len(known))
+    assert found["unknown"] > 0
+    assert found["pearson"] == pytest.approx(np.corrcoef(cosines, scores)[0, 1], abs=1e-7)  # ours has fp32 cosines
+    assert found["spearman"] == pytest.approx(np.corrcoef(*ranks)[0, 1], abs=1e-9)
+
+
+def test_analogies_are_those_of_a_loop_over_words() -> None:
+    vectors, units = drawn(2)
+    draw, most, right = np.random.default_rng(3), 30, 0
+    among = {word.lower(): units[word.lower()] for word in vectors.words[:most]}
+    questions = []
+    for _ in range(60):
+        a, b, c = map(str, draw.choice([*among], 3, replace=False))
+        wanted = units[b] - units[a] + units[c]
+        best, second = sorted({*among} - {a, b, c}, key=lambda word: -(among[word] @ wanted))[:2]
+        is_best = bool(draw.integers(2))
+        questions.append([a.upper(), b, c, best if is_best else second])
+        right += is_best
+    found = analogy_scores(vectors, {"one": questions, "two": [["w0", "w1", "w2", "w39"]]}, most)
+    assert 20 < right < 40
+    assert (found["right"], found["accuracy"], found["skipped"]) == (right, right / 60, 1)
+
+
 def test_sections_are_told_in_one_line_each_if_questions_were_asked():
     sections = {"family": {"right": 2, "asked": 30}, "currency": {"right": 0, "asked": 0}}
     analogies = {"num_questions": 9, "num_right": 2, "accuracy": 0.5, "sections": sections}

@@ -118,10 +118,11 @@ def test_a_training_goes_on_from_any_round(workers: int, monkeypatch: pytest.Mon
 
 
 def test_copies_meet_in_their_sum_where_they_differ_and_their_mean_where_they_agree() -> None:
-    whole = np.zeros((3, 2), np.float32)
-    parts = (np.array([[1, 0], [1, 1], [0, 0]], np.float32), np.array([[0, 2], [1, 1], [3, 0]], np.float32))
+    before = np.array([[4, -2], [0.5, 7], [-1, 1]], np.float32)
+    changes = [[[1, 0], [1, 1], [0, 0]], [[0, 2], [1, 1], [3, 0]]]
+    whole, parts = before.copy(), tuple(before + np.array(change, np.float32) for change in changes)
     training._merge(whole, parts, 0)
-    assert whole == pytest.approx(np.array([[1, 2], [1, 1], [3, 0]]), abs=1e-6)
+    assert whole == pytest.approx(before + np.array([[1, 2], [1, 1], [3, 0]]), abs=1e-5)
     assert all(np.array_equal(part, whole) for part in parts)
 
 
