@@ -28,13 +28,14 @@ from maskloom.recipe_files import validate_recipe
 from maskloom.sections import Section
 from maskloom.system.fault_points import fault_point
 from maskloom.system.files import replacing, write_json
-from maskloom.system.foreign_files import file_inside, read_json_object
+from maskloom.system.foreign_files import file_inside, read_json_object, read_object_inside
 from maskloom.system.resources import require_memory
 
 CONFIG = "config.json"
 # The config.json key that holds the options of our own heads.
 HEAD_OPTIONS = "maskloom_heads"
 _GOOGLE_CONFIG = "bert_config.json"
+_FORCED = ("forced_bos_token_id", "forced_eos_token_id")
 
 FORMATS = {
     "bert": BERT_FORMAT,
@@ -64,8 +65,13 @@ class LoadReport:
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """Return a model folder's config.json (or bert_config.json); raises DataError unless it is a JSON object."""
-    return read_json_object(_config_path(Path(folder)))
+    """Return a model folder's config.json (or bert_config.json); raises DataError unless it is a JSON object.
+
+    Forced tokens in generation_config.json, where later releases of transformers write them, take precedence.
+    """
+    content = read_json_object(_config_path(Path(folder)))
+    generation = read_object_inside(Path(folder), "generation_config.json")
+    return content | {key: generation[key] for key in _FORCED if key in generation}
 
 
 def read_model_config(folder: Path) -> ModelConfig:
