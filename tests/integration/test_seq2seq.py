@@ -191,6 +191,8 @@ def test_several_targets_are_pairs_to_learn_from_and_references_to_score_against
     assert result["best"]["step"] <= 2
     assert result["last"]["step"] == 2  # an epoch has six pairs
     assert result["data"]["train"]["num_kept"] == 3
+    (note,) = result["data"]["train"]["notes"]
+    assert note == "6 training pairs, one per target, in which truncation is counted"
     run("report", tmp_path / "more", "--out", tmp_path / "page.html")
     assert "six one | six six | one six" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
