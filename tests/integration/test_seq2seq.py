@@ -244,7 +244,11 @@ def test_wrong_input_is_refused_before_any_training(model, data, tmp_path, run):
     assert "a seq2seq model; the outputs of such models cannot be averaged" in averaged
     deep = ("--vocab", data / "v", "--size", "tiny", "--set", "model.config.max_position_embeddings=12")
     said = run("finetune", *files, *suffix, *deep, "--max-length", 12, code=3)
-    assert "seq2seq.max_target_length 128 exceeds the 12 positions of the decoder" in said
+    assert (
+        "seq2seq.max_target_length 128 exceeds the 12 positions of the decoder in the new model (model.config." in said
+    )
+    said = run("finetune", *files, *suffix, *deep, "--max-length", 13, code=3)
+    assert "data.max_length 13 exceeds the 12 tokens that the new model takes (model.config.max_position_emb" in said
     for wrong in ("", "/x", "a/../b"):
         named = run("finetune", *files, "--vocab", data / "v", "--set", f"seq2seq.target_suffix={wrong}", code=3)
         assert "seq2seq.target_suffix" in named

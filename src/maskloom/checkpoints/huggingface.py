@@ -164,7 +164,9 @@ def save_model(model: EncoderWithHeads, folder: str | Path, *, extra_config: dic
 def _form_with(heads: Sequence[str], config: ModelConfig, folder: Path) -> PublishedFormat:
     form = format_of(config)
     if absent := [head for head in heads if head in HEADS and head not in form.heads]:
-        raise ConfigError(f"{folder} has the layout of {form.name}, which cannot have the head {', '.join(absent)}")
+        rule = "; to generate texts, start from a Transformer, Marian, BART or T5" if "decoder" in absent else ""
+        named = ", ".join(absent)
+        raise ConfigError(f"{folder} has the layout of {form.name}, which cannot have the head {named}{rule}")
     return form
 
 
