@@ -97,6 +97,8 @@ def test_settings_that_do_not_go_together_are_refused(model, run):
     store(model)
     said = run("generate", "--model", model, "--prompt", TEXT, "--max-tokens", 20, code=3)
     assert "min_tokens 60: it may not exceed max_tokens, 20" in said
+    said = run("generate", "--model", model, "--prompt", TEXT, "--min-tokens", 80, code=3)
+    assert "source 1: min_tokens 80: a target has at most 79 tokens, the most that its decoder reads" in said
     said = run("generate", "--model", model, "--prompt", TEXT, "--temperature", 1, "--num-best", 2, code=3)
     assert "num_best 2 exceeds the beam, 1; give a wider beam" in said
     said = run("generate", "--model", model, "--prompt", TEXT, "--seed", 2, code=3)

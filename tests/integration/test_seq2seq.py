@@ -193,6 +193,8 @@ def test_several_targets_are_pairs_to_learn_from_and_references_to_score_against
     assert result["best"]["step"] <= 2
     assert result["last"]["step"] == 2  # an epoch has six pairs
     assert result["data"]["train"]["num_kept"] == 3
+    (note,) = result["data"]["train"]["notes"]
+    assert note == "6 training pairs, one per target, in which truncation is counted"
     run("report", tmp_path / "more", "--out", tmp_path / "page.html")
     assert "six one | six six | one six" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
@@ -244,7 +246,11 @@ def test_wrong_input_is_refused_before_any_training(model, data, tmp_path, run):
     assert "a seq2seq model; the outputs of such models cannot be averaged" in averaged
     deep = ("--vocab", data / "v", "--size", "tiny", "--set", "model.config.max_position_embeddings=12")
     said = run("finetune", *files, *suffix, *deep, "--max-length", 12, code=3)
-    assert "seq2seq.max_target_length 128 exceeds the 12 positions of the decoder" in said
+    assert (
+        "seq2seq.max_target_length 128 exceeds the 12 positions of the decoder in the new model (model.config." in said
+    )
+    said = run("finetune", *files, *suffix, *deep, "--max-length", 13, code=3)
+    assert "data.max_length 13 exceeds the 12 tokens that the new model takes (model.config.max_position_emb" in said
     for wrong in ("", "/x", "a/../b"):
         named = run("finetune", *files, "--vocab", data / "v", "--set", f"seq2seq.target_suffix={wrong}", code=3)
         assert "seq2seq.target_suffix" in named

@@ -152,8 +152,10 @@ def test_what_transformers_writes_opens_here(sizes, name, head, tmp_path):
     peer = getattr(transformers, f"Bart{name}")(their_config(sizes)).eval()
     if name == "ForConditionalGeneration":
         peer.final_logits_bias.normal_()
+        peer.generation_config.forced_bos_token_id = 5  # not in config.json
     peer.save_pretrained(tmp_path)
     model, report = load_model(tmp_path)
+    assert model.config.forced_bos_token_id == (5 if name == "ForConditionalGeneration" else None)
     assert report.new_parameters == (("final_logits_bias",) if name == "Model" else ())
     assert unused_tensors(tmp_path, report) == ()
     assert list(model.heads) == [head]
@@ -192,11 +194,13 @@ def test_a_model_for_generation_becomes_a_classifier_and_back(tmp_path):
         (None, {"length_penalty": None}),  # ours averages over a text's tokens, theirs has the exponent 1
         (BEGIN, {"min_tokens": 6}),
         (None, {"no_repeat_ngram": 2}),
+        (BEGIN, {"no_repeat_ngram": 2}),
     ],
 )
 @torch.no_grad()
 def test_decoding_gives_the_same_tokens(bos, more, tmp_path):
     model = our_model({**SIZES["odd"], "forced_bos_token_id": bos}, "decoder")
+    model.heads["decoder"].bias[0, BEGIN] = 9.0 * (bos is not None)  # so that it would come again and again
     save_model(model, tmp_path)
     peer = peer_of(tmp_path, "ForConditionalGeneration")
     ids, mask = padded()

@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import ByteLevelBPETokenizer
 
+from maskloom.inference.span_filling import source_ids
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import GPT_TOKENS
 from maskloom.text.vocabulary_training import VocabularySettings, train_vocabulary
@@ -89,6 +90,8 @@ def test_our_bytes_open_in_transformers_with_the_same_ids_and_roles(bart: Path, 
     marks = (theirs.bos_token_id, theirs.pad_token_id, theirs.eos_token_id, theirs.unk_token_id, theirs.mask_token_id)
     assert marks == (0, 1, 2, 3, len(tokenizer.vocabulary) - 4)
     assert (theirs.cls_token_id, theirs.sep_token_id) == (0, 2)
+    blanks = source_ids("<X> the <Y>, and<Z>", "", tokenizer, 99)
+    assert theirs("<extra_id_0> the <extra_id_1>, and<extra_id_2>")["input_ids"] == blanks
     for first, second in pairwise(TEXTS):
         assert theirs(first, f"{second} <mask>.")["input_ids"] == [
             *tokenizer.encode(first, f"{second} <mask>.", parse_special_tokens=True).ids

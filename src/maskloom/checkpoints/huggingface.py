@@ -28,13 +28,14 @@ from maskloom.recipe_files import validate_recipe
 from maskloom.sections import Section
 from maskloom.system.fault_points import fault_point
 from maskloom.system.files import replacing, write_json
-from maskloom.system.foreign_files import file_inside, read_json_object
+from maskloom.system.foreign_files import file_inside, read_json_object, read_object_inside
 from maskloom.system.resources import require_memory
 
 CONFIG = "config.json"
 # The config.json key that holds the options of our own heads.
 HEAD_OPTIONS = "maskloom_heads"
 _GOOGLE_CONFIG = "bert_config.json"
+_FORCED = ("forced_bos_token_id", "forced_eos_token_id")
 
 FORMATS = {
     "bert": BERT_FORMAT,
@@ -64,8 +65,13 @@ class LoadReport:
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """Return a model folder's config.json (or bert_config.json); raises DataError unless it is a JSON object."""
-    return read_json_object(_config_path(Path(folder)))
+    """Return a model folder's config.json (or bert_config.json); raises DataError unless it is a JSON object.
+
+    Forced tokens in generation_config.json, where later releases of transformers write them, take precedence.
+    """
+    content = read_json_object(_config_path(Path(folder)))
+    generation = read_object_inside(Path(folder), "generation_config.json")
+    return content | {key: generation[key] for key in _FORCED if key in generation}
 
 
 def read_model_config(folder: Path) -> ModelConfig:
@@ -158,7 +164,9 @@ def save_model(model: EncoderWithHeads, folder: str | Path, *, extra_config: dic
 def _form_with(heads: Sequence[str], config: ModelConfig, folder: Path) -> PublishedFormat:
     form = format_of(config)
     if absent := [head for head in heads if head in HEADS and head not in form.heads]:
-        raise ConfigError(f"{folder} has the layout of {form.name}, which cannot have the head {', '.join(absent)}")
+        rule = "; to generate texts, start from a Transformer, Marian, BART or T5" if "decoder" in absent else ""
+        named = ", ".join(absent)
+        raise ConfigError(f"{folder} has the layout of {form.name}, which cannot have the head {named}{rule}")
     return form
 
 

@@ -182,7 +182,7 @@ _GENERATION: dict[str, Any] = {
     "length_penalty": optional(float, "Beam search: divide scores by ((5 + length) / 6) to this power."),
     "num_best": optional(int, "Beam search: number of texts to show, best first."),
     "min_tokens": optional(int, "Minimum tokens per text."),
-    "no_repeat_ngram": optional(int, "Never repeat an n-gram of this length; 0 allows all."),
+    "no_repeat_ngram": optional(int, "Never repeat an n-gram of this length, nor one of the prompt; 0 allows all."),
     "seed": optional(int, "Random seed for sampling."),
 }
 draws = with_options("given", _GENERATION, only_given)

@@ -40,8 +40,9 @@ class Generation:
     2020, 3.1); at temperature 0 the most likely token is chosen. The draws of a text depend only on `seed` and the
     text's number. `beam` selects beam search of that width instead, for the highest log-probability per token or, with
     `length_penalty` a, the highest log-probability over ((5 + length) / 6)^a (Wu et al. 2016, 7). A beam of 1 is
-    greedy. A text has at least `min_tokens` tokens, and repeats no sequence of `no_repeat_ngram` tokens. Raises
-    ConfigError for a value out of range, and for settings of sampling or of a search where there is none.
+    greedy. A text has at least `min_tokens` tokens, and repeats no sequence of `no_repeat_ngram` tokens, even one in
+    its prompt. Raises ConfigError for a value out of range, and for settings of sampling or of a search where there is
+    none.
     """
 
     max_tokens: int = 64
@@ -114,7 +115,7 @@ class Continuation:
     """Tokens that follow a prompt, their total log-probability in nats, and whether the text has ended.
 
     `is_forced` says that the length limit forced the end. `others` are the runners-up if a search was asked for several
-    texts.
+    texts. `prompt` has the tokens before the text that it may not repeat.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -122,6 +123,7 @@ class Continuation:
     is_ended: bool = False
     others: list[Continuation] = field(default_factory=list)
     is_forced: bool = False
+    prompt: Sequence[int] = ()
 
     @property
     def finish(self) -> Literal["end", "length"]:
@@ -169,7 +171,7 @@ def continue_texts(
     room = min(limit, max(map(len, prompts)) + settings.max_tokens)
     num_steps = [min(settings.max_tokens, room - len(prompt)) for prompt in prompts]
     numbers = list(range(len(prompts))) if numbers is None else list(numbers)
-    choose = Choice(end, tuple(never), settings, numbers, steps)
+    choose = Choice(end, tuple(never), settings, numbers, steps, prompts=prompts)
     return decode(Decoder(model, room, settings.beam or 1), prompts, choose, num_steps)
 
 
@@ -193,7 +195,7 @@ class Choice:
     """Chooses the next tokens; `numbers` are the texts' numbers, and `steps` records the steps of a single text.
 
     With `forces_end`, a text's last step allows only the end, unless the text would be too short. A forced end has
-    log-probability 0.
+    log-probability 0. `prompts`, if given, count in the search for repetitions.
     """
 
     end: int | None
@@ -202,6 +204,11 @@ class Choice:
     numbers: list[int]
     steps: list[DecodingStep] | None = None
     forces_end: bool = False
+    prompts: Sequence[Sequence[int]] = ()
+
+    def start(self, number: int) -> list[Continuation]:
+        """Return the empty texts after `number` prompts."""
+        return [Continuation(prompt=prompt) for prompt in self.prompts or [()] * number]
 
     def must_end(self, text: Continuation, num_steps: int) -> bool:
         """Return whether a text of at most `num_steps` tokens must end here."""
@@ -241,7 +248,7 @@ class Choice:
             logits.index_fill_(0, to_device(np.array(last), logits.device), -math.inf)
         elif not (self.settings.min_tokens or self.settings.no_repeat_ngram):
             return logits
-        if banned := [(row, token) for row, text in enumerate(texts) for token in self._banned(text.token_ids)]:
+        if banned := [(row, token) for row, text in enumerate(texts) for token in self._banned(text)]:
             logits[to_device(np.array(banned), logits.device).unbind(1)] = -math.inf
         most = max(Counter(row for row, _ in banned).values(), default=0) + len(self.never)
         if self.end is not None and (last or most >= logits.shape[1]):  # a text ends if no other token may follow
@@ -253,12 +260,12 @@ class Choice:
             logits.index_fill_(1, to_device(np.array(self.never), logits.device), -math.inf)
         return logits
 
-    def _banned(self, token_ids: list[int]) -> list[int]:
-        size, banned = self.settings.no_repeat_ngram, list[int]()
+    def _banned(self, text: Continuation) -> list[int]:
+        size, banned, token_ids = self.settings.no_repeat_ngram, list[int](), [*text.prompt, *text.token_ids]
         if size and len(token_ids) >= size:  # tokens that would repeat an n-gram
             places, start = range(len(token_ids) - size + 1), token_ids[len(token_ids) - size + 1 :]
             banned = [token_ids[at + size - 1] for at in places if token_ids[at : at + size - 1] == start]
-        return banned if self.end is None or len(token_ids) >= self.settings.min_tokens else [*banned, self.end]
+        return banned if self.end is None or len(text.token_ids) >= self.settings.min_tokens else [*banned, self.end]
 
     def read(self, largest: Tensor, *columns: Tensor) -> list[list[float]]:
         """Return the columns of all rows after one device synchronisation; raises DataError for logits not finite."""
@@ -361,7 +368,7 @@ def decode(
     """Return a decoder's continuation of each prompt, at most its entry in `num_steps` tokens long."""
     if choose.settings.beam is not None:
         return _beam_search(decoder, prompts, choose, num_steps)
-    found, rows = [Continuation() for _ in prompts], list(range(len(prompts)))
+    found, rows = choose.start(len(prompts)), list(range(len(prompts)))
     logits = decoder.start(prompts)
     for step in range(max(num_steps)):
         texts, limits = [found[row] for row in rows], [num_steps[row] for row in rows]
@@ -393,7 +400,7 @@ def _beam_search(
     decoder: Decoder, prompts: Sequence[Sequence[int]], choose: Choice, num_steps: Sequence[int]
 ) -> list[Continuation]:
     """Search for all prompts in parallel; the rows of each search are contiguous."""
-    searches = [_Search(choose, steps) for steps in num_steps]
+    searches = [_Search(choose, *one) for one in zip(choose.start(len(prompts)), num_steps, strict=True)]
     width = choose.settings.beam or 1
     going, logits = list(searches), decoder.start(prompts)
     while going:
@@ -425,9 +432,9 @@ def _beam_search(
 class _Search:
     """The search for one prompt: the active texts (none once it is over) and the texts that have ended."""
 
-    def __init__(self, choose: Choice, num_steps: int) -> None:
+    def __init__(self, choose: Choice, start: Continuation, num_steps: int) -> None:
         self._choose, self.num_steps = choose, num_steps
-        self.active, self.ended = [Continuation()], list[Continuation]()
+        self.active, self.ended = [start], list[Continuation]()
 
     def advance(self, scores: list[list[float]], tokens: list[list[int]]) -> list[tuple[int, int]]:
         """Choose the best continuations of all texts, and return pairs of text index and next token."""
@@ -448,7 +455,7 @@ class _Search:
                 if width == 1 and place == 0:
                     break  # like greedy decoding
             elif len(kept) < width and score > -math.inf:
-                kept.append(Continuation([*text.token_ids, token], score))
+                kept.append(Continuation([*text.token_ids, token], score, prompt=text.prompt))
                 ways.append((source, token))
         before, self.active = self.active, kept
         if kept and len(kept[0].token_ids) < self.num_steps and not self._is_decided():

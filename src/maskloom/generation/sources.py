@@ -62,11 +62,12 @@ def decode_sources(
     room = cast(TransformerDecoder, model.heads["decoder"]).max_length - len(begin)
     numbers = list(range(layout.num_sequences) if numbers is None else numbers)
     num_steps = [
-        min(settings.max_tokens, most_tokens(length, settings.min_tokens, name=f"source {number}", room=room))
+        min(settings.max_tokens, most_tokens(length, settings.min_tokens, name=f"source {number + 1}", room=room))
         for number, length in zip(numbers, layout.sizes.tolist(), strict=True)
     ]
     forces_end = getattr(model.config, "forced_eos_token_id", None) == end
-    choose = Choice(end, model.config.never_generated, settings, numbers, steps, forces_end)
+    repeatable = [begin] * len(num_steps) if settings.no_repeat_ngram > 1 else []  # a start token may be the end token
+    choose = Choice(end, model.config.never_generated, settings, numbers, steps, forces_end, repeatable)
     decoder = SourceDecoder(model, hidden, layout, len(begin) + max(num_steps), settings.beam or 1)
     return decode(decoder, [begin] * len(num_steps), choose, num_steps)
 

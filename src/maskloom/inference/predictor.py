@@ -33,6 +33,7 @@ from maskloom.layers.copies import to_device, to_host
 from maskloom.layers.processor.int8 import quantize_dense_layers
 from maskloom.layers.processor.onednn import pack_for_inference
 from maskloom.models.assembled import EncoderWithHeads
+from maskloom.models.decoder import TiedDecoder
 from maskloom.objectives.objective import encode_batch, model_device
 from maskloom.objectives.sequence_to_sequence import SequenceToSequence
 from maskloom.system.devices import chosen_device, half_type, inference_in
@@ -334,11 +335,12 @@ class Predictor(TaskModel):
         number of new tokens that `settings` require.
         """
         least, most = self.generation(settings).min_tokens, self.model.config.max_position_embeddings
-        num_truncated = 0
+        num_truncated, room = 0, None
         if self.writer is not None:
             read = [*self.tokenizer.sequences([(text, None) for text in texts], max_length=self.max_length)]
             num_truncated = sum(num_cut > 0 for _, _, num_cut in read)
             found, num_marks = [ids for ids, _, _ in read], self.tokenizer.template.num_marks(1)
+            room = cast(TiedDecoder, self.model.heads["decoder"]).max_length + 1 - len(self.target_marks)
         elif self.model.config.is_causal:
             begin = self.tokenizer.running_text.begin
             found, num_marks = [[*begin, *ids] for ids in self.tokenizer.token_ids_batch(texts)], len(begin)
@@ -348,7 +350,7 @@ class Predictor(TaskModel):
             if len(ids) == num_marks:
                 raise DataError(f"{name}: {text[:40]!r} has no tokens; a {self.input_name} needs at least one")
             if self.writer is not None:
-                most_tokens(len(ids), least, name=name)
+                most_tokens(len(ids), least, name=name, room=room)
             elif len(ids) >= most:
                 raise DataError(f"{name}: {len(ids):,} tokens, but the model reads {most:,}, special tokens included")
             elif len(ids) + least > most:

@@ -266,12 +266,13 @@ def _check_model(recipe: FinetuneRecipe, source: Path, config: ModelConfig, toke
         weight = f"auxiliary_lm = {recipe.auxiliary_lm:g}"
         raise ConfigError(f"{weight}: {source} is bidirectional, so it would see the tokens that it has to predict")
     positions, max_length = config.max_position_embeddings, recipe.data.max_length
+    owner, key = (source, "") if recipe.model is None else ("the new model", " (model.config.max_position_embeddings)")
     if max_length > (limit := min(positions, tokenizer.max_length)):
-        raise ConfigError(f"data.max_length {max_length} exceeds the {limit} tokens that {source} takes")
+        raise ConfigError(f"data.max_length {max_length} exceeds the {limit} tokens that {owner} takes{key}")
     most_written = getattr(recipe.task_settings(task_kind(recipe.task).settings), "max_target_length", 0)
     if most_written > positions:
         what = f"{recipe.task}.max_target_length {most_written}"
-        raise ConfigError(f"{what} exceeds the {positions} positions of the decoder in {source}")
+        raise ConfigError(f"{what} exceeds the {positions} positions of the decoder in {owner}{key}")
 
 
 def _prepare(

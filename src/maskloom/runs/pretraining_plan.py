@@ -134,7 +134,7 @@ def check_corpus(recipe: PretrainRecipe, corpus: Corpus) -> None:
     Raises DataError if no training document, or no document that is held out, has the sentences that pairs need.
     """
     special, data, lacks = corpus.vocabulary.special, recipe.data, f"the vocabulary of {corpus.folder} has none"
-    hint = "build the corpus with a WordPiece vocabulary, or set"
+    hint = "build the corpus with a WordPiece or byte-level vocabulary, or set"
     row = PRETRAINING[recipe.objective]
     if missing := [role for role in row.needs if getattr(special, role) is None]:
         needs = f"objective = {recipe.objective!r} needs a {missing[0]} token"

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from maskloom.system.files import write_json, write_text
 from maskloom.text.templates import GPT_TEXTS, RUNNING_TEXT
 from maskloom.text.tokenizer import Tokenizer, library_of
 from maskloom.text.tokenizer_files import SETTINGS_FILES
-from maskloom.text.vocabulary import BART_TOKENS, GPT_TOKENS, Vocabulary, vocabulary_sha256
+from maskloom.text.vocabulary import BART_TOKENS, GPT_TOKENS, SENTINEL, Vocabulary, vocabulary_sha256
 
 _VERSION = "#version: 0.2"
 
@@ -39,7 +39,11 @@ class BytePairTokenizer(Tokenizer):
     text_marks: ClassVar[str] = RUNNING_TEXT
 
     def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> tuple[dict[str, Any], dict[str, Any]]:
-        suffix = self.vocabulary.suffix
+        suffix, sentinels = self.vocabulary.suffix, filter(SENTINEL.fullmatch, self.vocabulary.tokens)
+        # like a mask, a sentinel stands for tokens with the space before them
+        library.add_special_tokens(
+            [AddedToken(token, special=True, normalized=False, lstrip=not suffix) for token in sentinels]
+        )
         write_json(folder / "vocab.json", dict(self.vocabulary.ids))
         write_text(folder / "merges.txt", "".join(f"{line}\n" for line in [_VERSION, *map(" ".join, self.merges)]))
         library.decoder = decoders.BPEDecoder(suffix) if suffix else decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]

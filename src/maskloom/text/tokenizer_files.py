@@ -255,7 +255,8 @@ def _special_tokens(
     if not suffix and all(token in ids for token in BART_TOKENS.tokens):
         usual = BART_TOKENS
     found = _named_tokens(folder, config, ids, usual)
-    _refuse_foreign_tokens(folder, added, [*found.values(), GPT_TOKENS.unknown])  # BART's own, which nothing names
+    known = [*found.values(), GPT_TOKENS.unknown, *filter(SENTINEL.fullmatch, ids)]  # BART's unknown one has no name
+    _refuse_foreign_tokens(folder, added, known)
     if not suffix:
         # every byte is known, although transformers names an unknown token
         found["unknown"] = None

@@ -102,6 +102,13 @@ def test_a_head_without_published_names_is_not_written(name, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+def test_models_that_can_have_a_decoder_are_named(folder):
+    with pytest.raises(
+        ConfigError, match="head decoder; to generate texts, start from a Transformer, Marian, BART or T5"
+    ):
+        load_model(folder, heads=("decoder",))
+
+
 class TestDialects:
     def test_own_file(self, folder, model):
         loaded, report = load_model(folder)

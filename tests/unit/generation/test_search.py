@@ -262,8 +262,9 @@ def test_the_largest_of_blocks_are_the_largest_of_all(width):
 def test_a_text_without_an_end_token_stops_when_no_other_token_may_follow(how, notes):
     prompts, steps = PROMPTS[:1] if notes else PROMPTS, [] if notes else None
     settings = Generation(max_tokens=15, no_repeat_ngram=1, **how)
-    for text in continue_texts(causal_bert(), prompts, settings, never=[0, 7], steps=steps):
-        assert sorted(text.token_ids) == [1, 2, 3, 4, 5, 6, 8, 9, 10]
+    found = continue_texts(causal_bert(), prompts, settings, never=[0, 7], steps=steps)
+    for text, prompt in zip(found, prompts, strict=True):
+        assert sorted([*prompt, *text.token_ids]) == [1, 2, 3, 4, 5, 6, 8, 9, 10]
         assert math.isfinite(text.log_probability)
         assert text.finish == "length"
 

@@ -114,6 +114,10 @@ def _encode(
     examples = data.examples
     if for_training:  # one pair per target
         examples = [replace(example, label=target) for example in examples for target in targets_of(example)]
+        if len(examples) > len(data.examples):
+            data.report.notes.append(
+                f"{len(examples):,} training pairs, one per target, in which truncation is counted"
+            )
     sources = encode_examples(examples, tokenizer, max_length=max_length)
     for example, length in () if for_training else zip(examples, sources.lengths.tolist(), strict=True):
         most_tokens(length, settings.min_tokens, name=f"{data.report.path}, line {example.line}")
