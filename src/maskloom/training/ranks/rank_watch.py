@@ -237,8 +237,8 @@ class RankWatch:
     def _end(self, problem: str) -> None:
         with suppress(Exception):  # the store may be gone
             self.leave(problem)
-        sys.stderr.write(f"error: rank {self.rank} ends: {problem}\n")
-        sys.stderr.flush()
+        with suppress(OSError):  # and so may the terminal
+            print(f"error: rank {self.rank} ends: {problem}", file=sys.stderr, flush=True)
         if problem.startswith(f"rank {self.rank} hangs"):
             faulthandler.dump_traceback()
         if self.rank == 0:  # it hosts the store in which the others read the reason
