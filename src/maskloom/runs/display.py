@@ -38,7 +38,7 @@ def to_standard_error() -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.EIO, errno.EPIPE):  # its reader is gone for good
-            sys.stderr = open(os.devnull, "w")
+            sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 def lines_of(result: dict[str, Any], indent: str = "", *, keeps_keys: bool = False) -> list[str]:
