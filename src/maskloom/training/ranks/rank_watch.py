@@ -78,7 +78,7 @@ class RankView:
 
 
 def culprit(views: dict[int, RankView], now: float, limit: float) -> str | None:
-    """Return which rank is at fault and how, or None: without a heartbeat for a third of the limit, or stuck.
+    """Return which rank is at fault and how, or None: stuck, or silent for a third of the limit and three heartbeats.
 
     A rank hangs if others have made more calls and it was idle for the whole limit. If no rank is behind, all may be
     idle for ten times the limit. Idle means no activity in a step, and also hardly any CPU time in other work. A save
@@ -86,7 +86,7 @@ def culprit(views: dict[int, RankView], now: float, limit: float) -> str | None:
     """
     present = {rank: view for rank, view in views.items() if not view.has_left}
     for rank, view in present.items():
-        if now - view.heard_at > limit / 3:
+        if now - view.heard_at > max(limit / 3, 3 * _SECONDS_BETWEEN_SIGNS):
             return f"rank {rank} was lost: no heartbeat for {now - view.heard_at:.0f} s (killed, stopped or cut off)"
     if not present:
         return None
