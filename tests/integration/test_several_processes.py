@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from maskloom.runs.export import export
 from tools.checking import verify_checkpoint
-from tools.soak.fleets import Ended, Fleet, wait_all
+from tools.soak.fleets import Ended, Fleet, free_port, wait_all
 from tools.soak.processes import ForkServer, environment
 from tools.soak.subjects import pretraining
 
@@ -267,6 +267,28 @@ def test_torchrun_starts_all_again_when_the_first_rank_is_killed(
     done = subprocess.run(twice, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "rank 0 was lost" in done.stderr
+    _assert_same(tmp_path / "run", alone)
+
+
+@pytest.mark.slow
+def test_nodes_that_have_counted_different_restarts_meet_again(command: list[str], alone: Path, tmp_path: Path) -> None:
+    """Each torchrun counts its node's restarts: that of the killed rank one, the other, which may not fail, none."""
+    fault = '[ "$RANK$TORCHELASTIC_RESTART_COUNT" = 00 ] && export MASKLOOM_FAULTS=kill@training.step#23; '
+    job = f"{fault}exec {shlex.join([sys.executable, '-m', 'maskloom', *command])}"
+    nodes, port = [], free_port()
+    for number in range(2):
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+        torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1"]
+        torchrun += ["--rdzv-id", "nodes", "--max-restarts", str(1 - number), "--no-python", "bash", "-c", job]
+        with (tmp_path / f"node-{number}.txt").open("wb") as file:
+            nodes.append(subprocess.Popen(torchrun, cwd=tmp_path, env=environment(), stdout=file, stderr=file))
+    try:
+        codes = [node.wait(240) for node in nodes]
+    finally:
+        for node in nodes:  # a torchrun that is asked to stop ends its processes, too
+            node.terminate()
+            node.wait(60)
+    assert codes == [0, 0], [path.read_text() for path in tmp_path.glob("node-*.txt")]
     _assert_same(tmp_path / "run", alone)
 
 

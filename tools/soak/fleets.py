@@ -44,7 +44,7 @@ class Fleet:
         own: Mapping[int, Mapping[str, str]] | None = None,
     ) -> list[Running]:
         """Start a job of `size` ranks in `folder`; `own` holds environment variables of individual ranks."""
-        common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         job = []
         for rank, server in enumerate(self._servers[:size]):
             mine = {"RANK": str(rank), "LOCAL_RANK": str(rank), **common, **(own or {}).get(rank, {})}
@@ -85,7 +85,8 @@ def wait_all(job: list[Running], seconds: float = LONGEST_SECONDS) -> list[Ended
     return ended
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that no process of this machine uses now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]

@@ -16,7 +16,7 @@ from maskloom.cli.options import Commands, PointingGroup, WordsGroup
 from maskloom.cli.preparing import corpus_app, recipes_app, vocab_app
 from maskloom.cli.training import glue_app
 from maskloom.errors import ConfigError, DataError, RunFailedError, UsageError
-from maskloom.runs.display import printable
+from maskloom.runs.display import printable, to_standard_error
 from maskloom.system.files import DISK_ERRORS
 from maskloom.system.foreign_files import is_utf8, shown_name
 from maskloom.training.faults.interruption import RAISED, Interrupted, StopRequests
@@ -105,7 +105,8 @@ def main() -> None:
 def _leave(stop: Interrupted) -> NoReturn:
     code = stop.exit_code
     signal.signal(signal.SIGINT, lambda *_: os._exit(code))  # a second Ctrl-C exits immediately
-    _tell_how_to_go_on(stop)
+    with to_standard_error():
+        _tell_how_to_go_on(stop)
     sys.exit(code)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shlex
 import shutil
@@ -9,6 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from maskloom.errors import amount
@@ -28,6 +31,16 @@ def printable(text: str, *, keep: str = "") -> str:
 def printable_json(text: str) -> str:
     """Return JSON text with the same characters as JSON's own escapes."""
     return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+@contextmanager
+def to_standard_error() -> Iterator[None]:
+    """Within, print to standard error; work goes on without a line that cannot be printed, as on a closed terminal."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.EIO, errno.EPIPE):  # its reader is gone for good
+            sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 def lines_of(result: dict[str, Any], indent: str = "", *, keeps_keys: bool = False) -> list[str]:
@@ -188,7 +201,8 @@ class LineProgress(Progress):
 
     def say(self, message: str) -> None:
         """Print one line."""
-        print(printable(message, keep="\n"), file=sys.stderr, flush=True)
+        with to_standard_error():
+            print(printable(message, keep="\n"), file=sys.stderr, flush=True)
 
 
 class _Bar(Progress):
@@ -218,7 +232,8 @@ class _Bar(Progress):
         self.end()
         self._taken = len(what) + 2 * len(str(total)) + len("/") + len("12:34:56") + len("left") + 6  # 5 gaps, a bar
         self._task = self._bar.add_task(printable(what), total=total or None, completed=done, figures="")
-        self._bar.start()
+        with to_standard_error():
+            self._bar.start()
 
     def advance(self, done: int, **figures: float) -> None:
         if self._task is not None:
@@ -229,11 +244,13 @@ class _Bar(Progress):
             self._bar.update(self._task, completed=done, **shown)
 
     def say(self, message: str) -> None:
-        self._bar.console.print(printable(message, keep="\n"), highlight=False, markup=False)
+        with to_standard_error():
+            self._bar.console.print(printable(message, keep="\n"), highlight=False, markup=False)
 
     def end(self) -> None:
         if self._task is not None:
-            self._bar.stop()
+            with to_standard_error():
+                self._bar.stop()
             self._bar.remove_task(self._task)
             self._task = None
 

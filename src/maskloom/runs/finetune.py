@@ -42,7 +42,7 @@ from maskloom.system.devices import describe_device, half_type
 from maskloom.system.files import numbered_folders, write_json
 from maskloom.system.folder_lock import alone_in_folder
 from maskloom.system.foreign_files import read_json_object, read_json_value
-from maskloom.system.launch import claim, is_restarted
+from maskloom.system.launch import is_restarted
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.encoding import EncodedData
 from maskloom.tasks.examples import ReadExamples
@@ -220,7 +220,6 @@ def _begin(
         may_change=changes_of(recipe),
         before_change=lambda: reopen_restarts(out, recipe),
     )
-    claim(out)
     write_json(out / TASK, _model_settings(plan, reading))
     return continues
 

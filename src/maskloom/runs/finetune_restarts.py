@@ -346,10 +346,11 @@ class _DevWatch:
         }
 
     def _keep(self, model: EncoderWithHeads, entry: dict[str, Any]) -> None:
-        kept = self._folder / "best"
-        write_json(self._folder / BEST_STEP, {"step": entry["step"]})  # first: an extension must not start earlier
+        kept, path = self._folder / "best", self._folder / BEST_STEP
+        former = read_json_object(path) if path.exists() else {}  # still true if a kill comes before the weights
+        write_json(path, {**former, "step": entry["step"]})  # first: an extension must not start earlier
         save_model(model, kept, extra_config=self._plan.task.published_config)
-        write_json(self._folder / BEST_STEP, {"step": entry["step"], "sha256": saved_sum(kept), "entry": entry})
+        write_json(path, {"step": entry["step"], "sha256": saved_sum(kept), "entry": entry})
         self.memory["best"] = entry
 
     def recall(self) -> None:

@@ -47,7 +47,7 @@ from maskloom.system.devices import describe_device, half_type
 from maskloom.system.files import write_json
 from maskloom.system.folder_lock import alone_in_folder
 from maskloom.system.foreign_files import file_inside, read_json_object
-from maskloom.system.launch import claim, is_restarted
+from maskloom.system.launch import is_restarted
 from maskloom.system.resources import require_memory
 from maskloom.text.tokenizer import TOKEN_FILES, Tokenizer
 from maskloom.text.vocabulary import first_difference
@@ -118,7 +118,6 @@ def _pretrain(
     paths, inputs = _read_by(recipe, opened, init)
     if ranks.is_first:
         prepare_run_folder(out, recipe, inputs=inputs, paths=paths, resume=resume, may_change=changes_of(recipe))
-        claim(out)
     is_complete = ranks.is_first and (out / METRICS).exists() and (out / "model" / CONFIG).exists()
     if ranks.any_(is_complete and not verify):  # on a network disk, others may still see what has just been removed
         progress.say(f"{out} is complete; there is nothing left to do")

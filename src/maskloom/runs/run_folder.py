@@ -21,7 +21,7 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.system.files import file_sha256, remove_left, write_json, write_text
 from maskloom.system.folder_lock import LOCK, refuse_if_in_use
 from maskloom.system.foreign_files import check_name, check_regular, read_json_object, shown_name
-from maskloom.system.launch import is_first_process, is_restarted, num_processes
+from maskloom.system.launch import claim, is_first_process, is_restarted, num_processes
 from maskloom.system.resources import system_text
 from maskloom.tasks.choices import race_files
 from maskloom.text.tokenizer import TARGETS
@@ -76,6 +76,7 @@ def prepare_run_folder(
     if holds_run(out, resume):
         has_changed = check_same_recipe(out, recipe, may_change)
         _check_inputs(out, inputs, places)
+        claim(out)
         for path in [path for pattern in _HALF_WRITTEN for path in out.rglob(pattern)]:
             with suppress(OSError):
                 remove_left(path)
@@ -94,6 +95,7 @@ def prepare_run_folder(
     }
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / DESCRIPTION, content)
+    claim(out)
     write_text(out / RECIPE, recipe_text)
     return False
 

@@ -255,16 +255,19 @@ class TrainingSession:
         if self.evaluate is None:
             self._evaluation_is_due = False
             return False
-        problem = None
+        metrics, problem, is_cut_off = {}, None, False
+        can_stop = self.ranks.is_first and not self.ranks.is_sharded  # collecting the shards needs all ranks
         try:
-            with self.ranks.at("own"), stop.at_once() if self.ranks.world_size == 1 else nullcontext():
+            with self.ranks.at("own"), stop.at_once() if can_stop else nullcontext():
                 metrics = self.evaluate()
         except Interrupted:
-            return False
+            is_cut_off = True
         except NumericalError as error:  # on the first rank, which evaluates for all
-            metrics, problem = {}, error
+            problem = error
         if self.ranks.any_(problem is not None):
             raise problem or NumericalError(f"step {step}: the evaluation produced numbers that are not finite")
+        if self.ranks.any_(is_cut_off):
+            return False
         self._evaluation_is_due = False
         return self.ranks.any_(self.ranks.is_first and self._note(step, metrics))
 

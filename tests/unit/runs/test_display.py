@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -160,3 +163,28 @@ def test_the_time_left_counts_neither_the_first_step_nor_those_of_an_earlier_pro
 def test_times_are_said_in_words() -> None:
     said = [in_words(seconds) for seconds in (0.2, 1.2, 89.0, 90.0, 5400.0)]
     assert said == ["0 seconds", "1 second", "89 seconds", "2 minutes", "1.5 hours"]
+
+
+_WORKS_ON = """
+from maskloom.runs.display import terminal_progress
+shown = terminal_progress()
+for stage in ("one", "two"):
+    shown.begin(stage, 9)
+    input()  # until the reader of standard error is gone
+    shown.say("a line")
+    shown.advance(9)
+    shown.end()
+print("done")
+"""
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_work_goes_on_when_the_terminal_or_the_pipe_is_closed(is_terminal: bool) -> None:
+    read, write = os.openpty() if is_terminal else os.pipe()
+    command = [sys.executable, "-c", _WORKS_ON]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=write, start_new_session=True) as running:
+        os.close(write)
+        os.read(read, 1)
+        os.close(read)
+        assert running.communicate(b"\n\n", timeout=60)[0] == b"done\n"
+    assert running.returncode == 0

@@ -5,8 +5,10 @@ import pytest
 
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.errors import ConfigError, DataError
+from maskloom.runs import run_folder
 from maskloom.runs.run_folder import RECIPE, prepare_run_folder, run_id
 from maskloom.system.folder_lock import folder_lock
+from maskloom.system.launch import is_restarted
 
 
 def test_a_run_folder_is_created_once(tmp_path) -> None:
@@ -174,3 +176,12 @@ def test_arguments_of_a_script_may_be_anything(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("sys.argv", ["train.py", "caf\udce9"])
     prepare_run_folder(tmp_path / "run", PretrainRecipe(), inputs={}, resume=False)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["command"] == ["maskloom", r"caf\xe9"]
+
+
+def test_whatever_a_launch_left_at_its_start_its_restart_continues(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "launch")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    seen = []
+    monkeypatch.setattr(run_folder, "write_text", lambda *_: seen.append(is_restarted(tmp_path / "run")))
+    prepare_run_folder(tmp_path / "run", PretrainRecipe(), inputs={}, resume=False)
+    assert seen == [True]  # before the recipe, which makes it a run that another launch may not continue

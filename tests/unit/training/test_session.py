@@ -21,6 +21,7 @@ from maskloom.training.events import EventLog, read_events
 from maskloom.training.faults.interruption import Interrupted
 from maskloom.training.faults.memory import MemoryExhaustedError
 from maskloom.training.faults.nonfinite import NumericalError
+from maskloom.training.ranks.ranks import Ranks
 from maskloom.training.session import TrainingSession
 from maskloom.training.settings import TrainingSection
 from maskloom.training.state import TrainState
@@ -325,8 +326,10 @@ def test_a_signal_is_answered_after_the_step_with_a_save(tmp_path: Path, name: s
     assert _equal(resumed.state, _trained(tmp_path / "alone").state)
 
 
-@pytest.mark.parametrize("stop_at", [4, 8])
-def test_a_signal_ends_an_evaluation_which_the_resumed_run_makes_up_for(tmp_path: Path, stop_at: int) -> None:
+@pytest.mark.parametrize(("stop_at", "world_size"), [(4, 1), (8, 1), (4, 2)])
+def test_a_signal_ends_an_evaluation_which_the_resumed_run_makes_up_for(
+    tmp_path: Path, stop_at: int, world_size: int
+) -> None:
     def evaluating(session: Any, stops: bool = False) -> Any:
         def evaluate() -> dict[str, float]:
             if stops and session.state.step == stop_at:
@@ -335,7 +338,7 @@ def test_a_signal_ends_an_evaluation_which_the_resumed_run_makes_up_for(tmp_path
             session.memory.setdefault("evaluated", []).append(session.state.step)
             return {"score": 1.0}
 
-        session.evaluate = evaluate
+        session.evaluate, session.ranks = evaluate, Ranks(world_size=world_size)
         return session
 
     with pytest.raises(Interrupted):

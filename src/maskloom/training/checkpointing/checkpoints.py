@@ -21,7 +21,7 @@ from torch import nn
 
 from maskloom.checkpoints.tensor_files import safetensors_pieces
 from maskloom.errors import DataError, amount
-from maskloom.system.files import DISK_ERRORS, be_alone, is_running, remove_tree, rename, taking_the_place, write_hashed
+from maskloom.system.files import DISK_ERRORS, be_alone, remove_tree, rename, taking_the_place, write_hashed
 from maskloom.system.foreign_files import MAX_JSON_BYTES, parse_json, read_bytes, why_changed
 from maskloom.system.launch import num_processes
 from maskloom.training.ranks.ranks import ONE_RANK, Ranks
@@ -207,8 +207,8 @@ def restore_checkpoint(
     restored = _restored(state, folder, run, ranks) if ranks.is_first else None
     step = int(ranks.sum_({"step": 0 if restored is None else restored.step + 1})["step"]) - 1
     if restored is None and step >= 0:
-        found = next((path for path in step_folders(folder) if step_of(path) == step), None)
-        if found is None:
+        found = folder / f"step-{step:08d}"  # by name, as on a network disk a list of the folder may be old
+        if not found.exists():
             raise DataError(
                 f"{folder}: rank {ranks.rank} does not see step {step}; all ranks must share one file system"
             )
@@ -250,12 +250,10 @@ def step_of(folder: Path) -> int:
 
 
 def _tidy(folder: Path) -> None:
-    """Remove temporary folders whose writing process is gone, and rename folders that a killed save set aside back."""
-    be_alone()  # a process on another machine does not run on this one
+    """Remove folders that a killed save left, even if its PID is in use again, and restore those that it set aside."""
+    be_alone()
     for path in folder.glob("step-*.tmp-*"):
-        process = path.name.rpartition("-")[2]
-        if not process.isdigit() or int(process) == os.getpid() or not is_running(int(process)):
-            _discard(path)
+        _discard(path)
     for path in folder.glob("step-*.old-*"):
         final = path.with_name(path.name.partition(".old-")[0])
         if final.exists():

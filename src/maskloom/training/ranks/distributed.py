@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import secrets
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,7 +25,7 @@ from maskloom.objectives.carrying import Carry
 from maskloom.objectives.objective import Objective
 from maskloom.system.fault_points import fault_point
 from maskloom.training.faults.interruption import undisturbed
-from maskloom.training.ranks.rank_watch import RankWatch, Work, torchrun_keeps_store
+from maskloom.training.ranks.rank_watch import RankWatch, Work, store_is_gone, torchrun_keeps_store
 from maskloom.training.ranks.ranks import RankLostError, Ranks, losses_of
 
 # The watch detects late ranks, since it knows which ones are evaluating or saving.
@@ -190,13 +191,9 @@ def distributed_ranks(parallel: str, *, limit: float, device: torch.device) -> I
     if device.type == "cuda":
         torch.cuda.set_device(device)
     to_join = _TIMES_TO_JOIN * limit
-    (store, rank, world_size), (watched, _, _) = _store_of_this_start(to_join), _store_of_this_start(to_join)
-    watch = RankWatch(watched, rank, world_size, limit)
-    fault_point("ranks.come")
-    watch.start()
-    ranks = None
+    store, watch = _started_together(to_join, limit)
+    rank, world_size, ranks = watch.rank, watch.world_size, None
     try:
-        _await_all(store, world_size, to_join)
         fault_point("ranks.groups")
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         own = device if device.type == "cuda" else None
@@ -249,29 +246,52 @@ def _summed(_state, bucket):  # no annotations: torch expects types, and these w
     return work.get_future().then(lambda future: future.value()[0])
 
 
-def _store_of_this_start(seconds: float) -> tuple[Any, int, int]:
-    """Return a store, the rank and the world size; raises RankLostError if no store answers within `seconds`."""
+def _started_together(seconds: float, limit: float) -> tuple[Any, RankWatch]:
+    """Join the other ranks within `seconds`, and return their store and the watch; raises RankLostError otherwise."""
     rank, world_size, port = (_number(name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
-    host = _variable("MASTER_ADDR")
+    host, is_master = _variable("MASTER_ADDR"), rank == 0 and not torchrun_keeps_store()
+    settings: dict[str, Any] = {"is_master": is_master, "timeout": timedelta(seconds=seconds), "multi_tenant": True}
+    settings["wait_for_workers"] = False  # it would not say which ranks are missing
     try:
-        store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-            host,
-            port,
-            world_size,
-            is_master=rank == 0 and not torchrun_keeps_store(),
-            timeout=timedelta(seconds=seconds),
-            wait_for_workers=False,  # it would not say which ranks are missing
-            multi_tenant=True,
-        )
+        stores = [dist.TCPStore(host, port, world_size, **settings) for _ in range(2)]  # pyright: ignore[reportPrivateImportUsage]
     except RuntimeError as error:
         line = str(error).splitlines()[0]
         keeper = "torchrun" if torchrun_keeps_store() else "rank 0"
         raise RankLostError(
             f"cannot open the store of {keeper} at {host}:{port} (MASTER_ADDR, MASTER_PORT): {line}"
         ) from None
-    # torchrun's store outlives a restart of the ranks, so each start uses a prefix of its own
-    start = f"maskloom/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{world_size}"
-    return dist.PrefixStore(start, store), rank, world_size  # pyright: ignore[reportPrivateImportUsage]
+    fault_point("ranks.come")
+    try:
+        start = _name_of_this_start(stores[0], rank, world_size, seconds)
+        store, watched = (dist.PrefixStore(start, each) for each in stores)  # pyright: ignore[reportPrivateImportUsage]
+        watch = RankWatch(watched, rank, world_size, limit)
+        watch.start()
+    except dist.DistError as error:
+        raise RankLostError(f"rank {rank} ends: {store_is_gone(error)}") from None
+    return store, watch
+
+
+def _name_of_this_start(store: Any, rank: int, world_size: int, seconds: float) -> str:
+    """Return a prefix for the keys of this start, the same on all ranks; raises RankLostError naming missing ranks.
+
+    torchrun's store outlives restarts, which every node counts for itself. So rank 0 chooses the name, and confirms it
+    with the marks of all processes that have come: an earlier start's name is never confirmed to a new process.
+    """
+    mark, until = secrets.token_hex(8), time.monotonic() + seconds
+    if rank == 0:
+        store.set("maskloom", mark)
+    while True:  # a single blocking call would delay signals until its end
+        name = store.get("maskloom").decode() if store.check(["maskloom"]) else "none"
+        keys, confirmed = [f"{name}/{number}" for number in range(world_size)], f"{name}/all"
+        store.set(keys[rank], mark)
+        if rank == 0 and store.check(keys):
+            store.set(confirmed, " ".join(store.get(key).decode() for key in keys))
+        if store.check([confirmed]) and mark in store.get(confirmed).decode().split():
+            return name
+        if time.monotonic() > until:
+            missing = ", ".join(str(number) for number, key in enumerate(keys) if not store.check([key])) or "0"
+            raise RankLostError(f"rank {missing} has not joined within {seconds:.0f} s (10 * training.rank_timeout)")
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
 def _variable(name: str) -> str:
@@ -285,14 +305,3 @@ def _number(name: str) -> int:
     if not text.isdecimal() or int(text) >= 1 << 16:
         raise ConfigError(f"{name}={text!r} is not a number from 0 to 65535; torchrun sets it")
     return int(text)
-
-
-def _await_all(store: Any, world_size: int, seconds: float) -> None:
-    """Wait until every rank has joined; raises RankLostError naming the missing ones."""
-    keys = [f"sign/{number}" for number in range(world_size)]
-    until = time.monotonic() + seconds
-    while not store.check(keys):  # a single blocking call would delay signals until its end
-        if time.monotonic() > until:
-            missing = ", ".join(str(number) for number, key in enumerate(keys) if not store.check([key]))
-            raise RankLostError(f"rank {missing} has not joined within {seconds:.0f} s (10 * training.rank_timeout)")
-        time.sleep(_SECONDS_BETWEEN_LOOKS)

@@ -40,6 +40,12 @@ def torchrun_keeps_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
+def store_is_gone(error: Exception) -> str:
+    """Return what an error of the store means."""
+    keeper = "torchrun's store" if torchrun_keeps_store() else "rank 0 was lost: its store"
+    return f"{keeper} is no longer available ({str(error).splitlines()[0]})"
+
+
 @dataclass
 class RankView:
     """What a rank knows of another: its last heartbeat, and when signs and activity last changed (seconds).
@@ -72,15 +78,15 @@ class RankView:
 
 
 def culprit(views: dict[int, RankView], now: float, limit: float) -> str | None:
-    """Return which rank is at fault and how, or None: without a heartbeat for a third of the limit, or stuck.
+    """Return which rank is at fault and how, or None: stuck, or silent for a third of the limit and three heartbeats.
 
     A rank hangs if others have made more calls and it was idle for the whole limit. If no rank is behind, all may be
     idle for ten times the limit. Idle means no activity in a step, and also hardly any CPU time in other work. A save
     is not idle during a call that has waited for a disk for less than ten times the limit.
     """
-    present = {rank: view for rank, view in views.items() if view.sign >= 0 and not view.has_left}
+    present = {rank: view for rank, view in views.items() if not view.has_left}
     for rank, view in present.items():
-        if now - view.heard_at > limit / 3:
+        if now - view.heard_at > max(limit / 3, 3 * _SECONDS_BETWEEN_SIGNS):
             return f"rank {rank} was lost: no heartbeat for {now - view.heard_at:.0f} s (killed, stopped or cut off)"
     if not present:
         return None
@@ -175,7 +181,7 @@ class RankWatch:
             if not present:
                 return None
             rank, oldest = min(present.items(), key=lambda item: item[1].heard_at)
-            if oldest.sign >= 0 and time.monotonic() - oldest.heard_at > _SECONDS_TO_MISS:
+            if time.monotonic() - oldest.heard_at > _SECONDS_TO_MISS:
                 return f"rank {rank} was lost: its process was killed or cut off"
             time.sleep(_SECONDS_BETWEEN_LOOKS)
         return None
@@ -199,8 +205,7 @@ class RankWatch:
             except Exception as error:  # the store is gone, with the process or machine that hosted it
                 problem = None
                 if self._is_in_trouble_for(_SECONDS_TO_END / 2):
-                    keeper = "torchrun's store" if torchrun_keeps_store() else "rank 0 was lost: its store"
-                    problem = self._told() or f"{keeper} is no longer available ({str(error).splitlines()[0]})"
+                    problem = self._told() or store_is_gone(error)
             if problem is not None and not self._is_over.is_set():
                 self._end(problem)
                 return
@@ -237,8 +242,8 @@ class RankWatch:
     def _end(self, problem: str) -> None:
         with suppress(Exception):  # the store may be gone
             self.leave(problem)
-        sys.stderr.write(f"error: rank {self.rank} ends: {problem}\n")
-        sys.stderr.flush()
+        with suppress(OSError):  # and so may the terminal
+            print(f"error: rank {self.rank} ends: {problem}", file=sys.stderr, flush=True)
         if problem.startswith(f"rank {self.rank} hangs"):
             faulthandler.dump_traceback()
         if self.rank == 0:  # it hosts the store in which the others read the reason

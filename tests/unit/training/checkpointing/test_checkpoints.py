@@ -14,6 +14,7 @@ from maskloom.system import files
 from maskloom.system.folder_lock import FolderLostError
 from maskloom.training.checkpointing import checkpoints
 from maskloom.training.checkpointing.checkpoints import Snapshot, restore_checkpoint, write_checkpoint
+from maskloom.training.ranks.ranks import Ranks
 from maskloom.training.settings import TrainingSection
 from maskloom.training.state import TrainState
 from tools.checking import verify_checkpoint
@@ -293,9 +294,10 @@ def test_an_older_checkpoint_that_could_not_be_removed_once_is_removed(tmp_path,
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
-def test_a_half_written_folder_is_neither_taken_nor_kept(tmp_path) -> None:
+@pytest.mark.parametrize("process", [999999999, 1])  # in a container, PIDs are soon in use again
+def test_a_half_written_folder_is_neither_taken_nor_kept(tmp_path, process: int) -> None:
     state, _ = _two(tmp_path)
-    orphan = tmp_path / "step-00000003.tmp-999999999"
+    orphan = tmp_path / f"step-00000003.tmp-{process}"
     orphan.mkdir()
     (orphan / "model.safetensors").write_bytes(b"half")
     restored = restore_checkpoint(_state(), tmp_path)
@@ -304,3 +306,19 @@ def test_a_half_written_folder_is_neither_taken_nor_kept(tmp_path) -> None:
     _step(state)
     write_checkpoint(Snapshot.of(state, {}), tmp_path)
     assert not orphan.exists()
+
+
+def test_other_ranks_load_the_step_of_the_first_though_their_list_of_the_folder_is_old(tmp_path, monkeypatch) -> None:
+    """A network disk may show a list that is half a minute old."""
+    state = _state()
+    _step(state)
+    write_checkpoint(Snapshot.of(state, {}), tmp_path)
+    ranks, other = Ranks(rank=1, world_size=2), _state(seed=1)
+    monkeypatch.setattr(ranks, "sum_", lambda values: {"step": state.step + 1})
+    monkeypatch.setattr(checkpoints, "step_folders", lambda _: [])
+    restored = restore_checkpoint(other, tmp_path, ranks=ranks)
+    assert restored is not None
+    assert restored.step == other.step == state.step
+    shutil.rmtree(tmp_path / f"step-{state.step:08d}")
+    with pytest.raises(DataError, match=f"rank 1 does not see step {state.step}"):
+        restore_checkpoint(other, tmp_path, ranks=ranks)

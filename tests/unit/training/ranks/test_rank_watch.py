@@ -29,10 +29,18 @@ def test_a_rank_without_signs_of_life_is_lost_whatever_it_is_at() -> None:
     assert "rank 1 was lost" in str(culprit(views, 100.0, LIMIT))
 
 
-def test_a_rank_that_has_not_come_yet_is_not_lost() -> None:
-    views = _views(7, 0)
-    views[1].sign, views[1].heard_at, views[1].active_at = -1, 0.0, 0.0
-    assert culprit(views, 100.0, LIMIT) is None
+def test_a_heartbeat_that_comes_a_moment_after_the_others_looked_is_not_missed() -> None:
+    """Both happen once a second, and drift against each other."""
+    assert culprit(_views(7, 7), 102.1, limit=3.0) is None
+    assert "rank 0 was lost: no heartbeat for 3 s" in str(culprit(_views(7, 7), 103.1, limit=3.0))
+
+
+def test_a_rank_that_ended_before_its_first_sign_of_life_is_lost() -> None:
+    views = _views(0, 0)
+    views[1].sign = -1
+    assert culprit(views, 100.0 + LIMIT / 3 - 1, LIMIT) is None
+    views[0].heard_at += LIMIT
+    assert "rank 1 was lost" in str(culprit(views, 100.0 + LIMIT / 3 + 1, LIMIT))
 
 
 @pytest.mark.parametrize("work", ["step", "own", "save"])
