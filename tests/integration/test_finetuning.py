@@ -203,15 +203,7 @@ class _Stop(Progress):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(
-    ("stage", "step"),
-    [
-        ("seed 0", 1),
-        pytest.param("seed 0", 13, marks=pytest.mark.slow),
-        pytest.param("seed 0", 24, marks=pytest.mark.slow),
-        ("seed 1", 9),
-    ],
-)
+@pytest.mark.parametrize(("stage", "step"), [("seed 0", 1), ("seed 0", 13), ("seed 0", 24), ("seed 1", 9)])
 def test_a_crashed_run_continues_to_the_bit(model_folder, data, tmp_path, stage, step):
     train, dev = data("single")
     heads = {"head_learning_rate": 2e-2, "optimizer": "bert_adam"} if step == 13 else {}
