@@ -92,7 +92,7 @@ def test_the_title_says_which_sentence_counts(data, tmp_path):
 def test_a_bert_reads_documents_too(data, tmp_path):
     result = trained(data, tmp_path / "run", BERT, epochs=0.5)
     assert result["task"] == "document"
-    assert finetuning_lines(result)[-1].endswith("(texts, or titles with their texts)")
+    assert finetuning_lines(result)[-1].endswith("(FILE: texts, or titles with their texts)")
     assert maskloom.load(tmp_path / "run").predict([("The cat", "The cat is red.")])[0]["probabilities"].keys() == {
         "blue", "green", "red", "warm",
     }  # fmt: skip

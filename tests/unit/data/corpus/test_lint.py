@@ -98,7 +98,7 @@ def test_paragraphs_of_books_that_became_documents(linted: Lint) -> None:
     assert message.startswith(
         "half of the documents have at most 20 tokens (58.8% have one or two sentences, 35.3% one)"
     )
-    assert "the .txt files (85 documents per file on average) separate paragraphs of one text" in message
+    assert "the text files (85 documents per file on average) separate paragraphs of one text" in message
     assert "build again with --documents file" in message
 
 
