@@ -35,7 +35,16 @@ from maskloom.runs.finetune_restarts import (
 from maskloom.runs.first_look import with_task
 from maskloom.runs.model_writing import finetuning_card, write_model_folder
 from maskloom.runs.resuming import changes_of, extended_recipe, extension_lines
-from maskloom.runs.run_folder import METRICS, RECIPE, TASK, described, input_sums, prepare_run_folder, seeds_of
+from maskloom.runs.run_folder import (
+    METRICS,
+    RECIPE,
+    TASK,
+    described,
+    input_sums,
+    prepare_run_folder,
+    seeds_of,
+    version_lines,
+)
 from maskloom.runs.start_summary import finetuning_lines, model_line
 from maskloom.runs.words import vectors_file
 from maskloom.system.devices import describe_device, half_type
@@ -170,8 +179,8 @@ def _finetune(
     if recipe.training.num_threads:
         torch.set_num_threads(recipe.training.num_threads)
     about_task = finetuning_lines(recipe, settings, plan.train)
-    device = f"device: {describe_device(ranks.device)}"
-    for line in [about, *told, device, *about_task, *extension_lines(settings), *plan.account["notes"]]:
+    told = [about, *told, *(version_lines(out) if ranks.is_first else ()), f"device: {describe_device(ranks.device)}"]
+    for line in [*told, *about_task, *extension_lines(settings), *plan.account["notes"]]:
         progress.say(line)
     if plan.task.freezes_encoder:
         plan = with_features(plan, out / "features", sums["model"], progress)

@@ -38,7 +38,7 @@ from maskloom.runs.pretraining_plan import (
     phase_plans,
 )
 from maskloom.runs.resuming import changes_of, extended_recipe, extension_lines, verify_resuming
-from maskloom.runs.run_folder import METRICS, RECIPE, input_sums, prepare_run_folder, run_id
+from maskloom.runs.run_folder import METRICS, RECIPE, input_sums, prepare_run_folder, run_id, version_lines
 from maskloom.runs.start_summary import default_lines, model_line, phase_lines, repeated_text_lines
 from maskloom.runs.task_summaries import describe_metrics
 from maskloom.runs.word_vectors import take_word_vectors
@@ -124,7 +124,8 @@ def _pretrain(
         return read_json_object(out / METRICS)
     if recipe.training.num_threads:
         torch.set_num_threads(recipe.training.num_threads)
-    for sentence in [*ignored_settings(recipe, has_init=init is not None), *extension_lines(plans[-1].training)]:
+    told = [*ignored_settings(recipe, has_init=init is not None), *extension_lines(plans[-1].training)]
+    for sentence in [*told, *(version_lines(out) if ranks.is_first else ())]:
         progress.say(sentence)
     train, held_out = split_documents(opened, recipe.data.held_out_fraction, seed=recipe.seed)
     if recipe.data.held_out_fraction > 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,16 @@ from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.finetune import LabelledFiles, finetune
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.resuming import differing_tensors, sum_of_tensors
-from maskloom.runs.run_folder import DESCRIPTION, RECIPE, RESULTS, described_model, environment, input_sums, kind_of_run
+from maskloom.runs.run_folder import (
+    DESCRIPTION,
+    RECIPE,
+    RESULTS,
+    changes,
+    described_model,
+    environment,
+    input_sums,
+    kind_of_run,
+)
 from maskloom.system.foreign_files import check_regular, read_json_value
 
 
@@ -70,20 +78,16 @@ def _check_environment(run: Path, before: dict[str, Any], allow_version_change: 
     """Raise ConfigError for other versions, unless allowed, or another number of processes; warn of what may differ."""
     now = environment()
     versions, known = now["versions"], before["versions"]
-    changes = _changes(known, versions, sorted(known.keys() | versions.keys()))
-    if changes and not allow_version_change:
-        raise ConfigError(f"{run}: {'; '.join(changes)}; --allow-version-change repeats the run anyway")
-    if changes:
-        progress.say(f"warning: {'; '.join(changes)}: the result may differ")
+    changed = changes(known, versions, sorted(known.keys() | versions.keys()))
+    if changed and not allow_version_change:
+        raise ConfigError(f"{run}: {'; '.join(changed)}; --allow-version-change repeats the run anyway")
+    if changed:
+        progress.say(f"warning: {'; '.join(changed)}: the result may differ")
     if now["world_size"] != (number := before["world_size"]):
         how = f"start with torchrun --nproc-per-node {number}"
         raise ConfigError(f"{run} was trained by {number} processes, this one has {now['world_size']}; {how}")
-    if changes := _changes(before["hardware"], now["hardware"], ("machine", "processor", "cuda")):
-        progress.say(f"warning: {'; '.join(changes)}: the last bits may differ")
-
-
-def _changes(before: dict[str, Any], now: dict[str, Any], names: Sequence[str]) -> list[str]:
-    return [f"{name} was {before.get(name)}, is {now.get(name)}" for name in names if before.get(name) != now.get(name)]
+    if changed := changes(before["hardware"], now["hardware"], ("machine", "processor", "cuda")):
+        progress.say(f"warning: {'; '.join(changed)}: the last bits may differ")
 
 
 def _checked_paths(run: Path, content: dict[str, Any]) -> dict[str, Path]:

@@ -9,7 +9,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -194,6 +194,21 @@ def environment() -> dict[str, Any]:
         },
         "world_size": num_processes(),
     }
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """Return a phrase for each of the named values that differs."""
+    return [f"{name} was {before.get(name)}, is {now.get(name)}" for name in names if before.get(name) != now.get(name)]
+
+
+def version_lines(out: Path) -> list[str]:
+    """Return a warning for each version that has changed since a run began."""
+    found, now = read_json_object(out / DESCRIPTION).get("versions"), environment()["versions"]
+    before = found if isinstance(found, dict) else {}
+    return [
+        f"warning: {change}: the last bits may differ"
+        for change in changes(before, now, sorted(before.keys() & now.keys()))
+    ]
 
 
 def _processor() -> str:

@@ -20,9 +20,11 @@ from typing import IO, Any, Literal
 from maskloom.errors import ConfigError
 from maskloom.system.fault_points import fault_point
 
-# Errors of a full or broken disk, or of a limit on files (`ulimit -f`): not the program's fault, and gone when there is
-# room again.
-DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG})
+# Errors of a full, broken or lost disk, or of a limit on files (`ulimit -f`): not the program's fault, and gone when
+# there is room or a connection again.
+DISK_ERRORS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.ESTALE, errno.ETIMEDOUT}
+)
 _CHUNK = 4 * 2**20
 _LONGEST_STEM = 255 - len(".") - len(".1234567.12345678.tmp")
 # Standard output and other files inherited from a shell. Reopening such a name would truncate a file opened by >>.
@@ -169,13 +171,15 @@ def taking_the_place(temporary: Path, final: Path, former: Path) -> Iterator[Non
             rename(final, former)
         rename(temporary, final)
         sync(final.parent)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):  # the first error is the one to report
             if former.exists() and not final.exists():
                 rename(former, final)
         with suppress(OSError):
             if temporary.exists():
                 remove_tree(temporary)
+        if isinstance(error, OSError) and str(error.filename) == str(temporary):
+            error.filename = str(final)
         raise
 
 

@@ -1,6 +1,5 @@
 """The exit codes and final messages of the command line."""
 
-import errno
 import os
 import re
 import signal
@@ -13,6 +12,7 @@ import typer
 
 from maskloom import cli
 from maskloom.errors import ConfigError, DataError, UsageError
+from maskloom.system.files import DISK_ERRORS
 from maskloom.training.faults.interruption import Interrupted, StopRequests
 from maskloom.training.faults.memory import MemoryExhaustedError
 from maskloom.training.faults.nonfinite import NumericalError
@@ -32,7 +32,7 @@ def _ended(monkeypatch: pytest.MonkeyPatch, error: BaseException | Callable[[], 
     return ended.value.code
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG])
+@pytest.mark.parametrize("number", sorted(DISK_ERRORS))
 def test_trouble_with_the_disk_is_74_and_one_line(monkeypatch, capsys, number: int) -> None:
     assert _ended(monkeypatch, OSError(number, os.strerror(number), "run/checkpoints")) == 74
     assert len(capsys.readouterr().err.splitlines()) == 1

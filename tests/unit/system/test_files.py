@@ -1,3 +1,4 @@
+import errno
 import os
 import re
 import stat
@@ -175,6 +176,16 @@ def test_an_old_folder_whose_replacement_was_killed_between_two_renames_gets_its
         raise KeyboardInterrupt
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert (tmp_path / "model" / "a.txt").read_text() == "old"
+
+
+def test_a_folder_that_cannot_be_made_is_named_by_its_own_name(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, **_: bool) -> None:
+        if path.name.startswith("."):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(PermissionError, match=r"model'$"), replacing_folder(tmp_path / "model"):
+        pass
 
 
 def test_a_link_to_a_folder_stays_and_what_it_leads_to_is_replaced(tmp_path) -> None:
