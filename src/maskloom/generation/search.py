@@ -59,9 +59,11 @@ class Generation:
     def __post_init__(self) -> None:
         given = {name: value for name, value in vars(self).items() if value is not None or name not in _OPTIONAL}
         for name, smallest in _SMALLEST.items():
-            most, rule = (MOST_BEAMS, f"to {MOST_BEAMS:,}") if name == "beam" else (2**63 - 1, "to 2^63 - 1")
+            most, rule = 2**63 - 1, f"of at least {smallest}, below 2^63"
+            if name == "beam":
+                most, rule = MOST_BEAMS, f"from {smallest} to {MOST_BEAMS:,}"
             if name in given and (type(value := given[name]) is not int or not smallest <= value <= most):
-                raise ConfigError(f"{name} {value!r:.80}: expected a whole number from {smallest} {rule}")
+                raise ConfigError(f"{name} {value!r:.80}: expected a whole number {rule}")
         for name, largest in _LARGEST.items():
             value = given.get(name, 1.0)
             is_fit = isinstance(value, int | float) and type(value) is not bool and 0.0 <= value <= largest

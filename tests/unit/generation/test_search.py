@@ -209,6 +209,12 @@ def test_wrong_settings_are_named(values):
         Generation(**values)
 
 
+@pytest.mark.parametrize("beam", [0, 1001])
+def test_the_range_of_a_beam_is_named(beam):
+    with pytest.raises(ConfigError, match=f"beam {beam}: expected a whole number from 1 to 1,000$"):
+        Generation(beam=beam)
+
+
 def test_the_largest_seed_is_named():
     with pytest.raises(ConfigError, match=r"seed 9223372036854775808: expected .* at least 0, below 2\^63"):
         Generation(seed=2**63)
