@@ -105,12 +105,13 @@ def holds_run(out: Path, resume: bool) -> bool:
 
     Files that a run leaves before it has its recipe do not count.
     """
-    if (out / RECIPE).exists():
+    names = {path.name for path in out.iterdir()} if out.is_dir() else set[str]()  # listed once: a run may just begin
+    if RECIPE in names or (out / RECIPE).exists():
         if not resume:
             raise ConfigError(f"{out} already contains a run; continue it with --resume or choose another --out")
         return True
-    of_a_start = {path for pattern in _OF_A_START for path in out.glob(pattern)}
-    if out.exists() and (not out.is_dir() or not of_a_start.issuperset(out.iterdir())):
+    others = [name for name in names if not any(fnmatch.fnmatchcase(name, pattern) for pattern in _OF_A_START)]
+    if others or (out.exists() and not out.is_dir()):
         raise ConfigError(f"{out} exists and is not a run folder; choose an empty or a new --out")
     return False
 
@@ -119,7 +120,11 @@ def check_run_folder(out: Path, resume: bool) -> None:
     """Refuse a folder in which another run works, or none can begin or go on, as the run itself does later."""
     refuse_if_in_use(out)
     if is_first_process() and not is_restarted(out):
-        holds_run(out, resume)
+        try:
+            holds_run(out, resume)
+        except ConfigError:
+            refuse_if_in_use(out)  # the other run may have begun since the first look
+            raise
 
 
 def undo_run(out: Path, *others: str) -> None:

@@ -1,12 +1,13 @@
 import json
 import os
+from pathlib import Path
 
 import pytest
 
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.runs import run_folder
-from maskloom.runs.run_folder import RECIPE, prepare_run_folder, run_id
+from maskloom.runs.run_folder import RECIPE, check_run_folder, prepare_run_folder, run_id
 from maskloom.system.folder_lock import folder_lock
 from maskloom.system.launch import is_restarted
 
@@ -96,6 +97,18 @@ def test_a_folder_with_other_files_is_refused(tmp_path) -> None:
         prepare_run_folder(tmp_path, PretrainRecipe(), inputs={}, resume=False)
     with pytest.raises(ConfigError, match="not a run folder"):
         prepare_run_folder(tmp_path / "letter.txt", PretrainRecipe(), inputs={}, resume=False)
+
+
+def test_a_run_that_begins_between_two_looks_is_named(tmp_path, monkeypatch) -> None:
+    def refuse_if_in_use(out: Path) -> None:
+        if (out / "recipe.toml").exists():
+            raise ConfigError(f"{out} is in use by PID 7")
+        for name in ("run.json", "recipe.toml", "events.jsonl"):
+            (out / name).touch()
+
+    monkeypatch.setattr(run_folder, "refuse_if_in_use", refuse_if_in_use)
+    with pytest.raises(ConfigError, match="in use by PID 7"):
+        check_run_folder(tmp_path, resume=False)
 
 
 def test_a_run_says_what_it_was_started_with(tmp_path) -> None:
