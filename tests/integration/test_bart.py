@@ -78,6 +78,7 @@ def test_it_learns_to_turn_words_round_and_transformers_writes_the_same(folder, 
     assert result["best"]["scores"]["loss"] == pytest.approx(loss.item(), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_new_classifier_reads_through_the_decoder(folder, tmp_path):
     data = tmp_path / "data.tsv"
     rows = "".join(f"{source}\t{source.split()[1]}\n" for source, _ in PAIRS)

@@ -89,6 +89,7 @@ def test_the_peak_is_that_of_a_piece(tmp_path, monkeypatch, kind):
     assert peak_of(lambda: evaluate(folder, many)) > 3 * large or kind == "regression"
 
 
+@pytest.mark.slow
 def test_the_peak_of_prediction_is_that_of_a_window(tmp_path, monkeypatch):
     folder = write_model(tmp_path / "model", "single")
     few, many = (write_rows(tmp_path / f"{number}.tsv", "single", number) for number in (500, 4000))

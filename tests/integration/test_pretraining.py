@@ -171,6 +171,7 @@ def test_a_run_killed_while_a_save_is_under_way_resumes_to_the_bit(
     assert not list(checkpoints.glob("*.tmp-*"))
 
 
+@pytest.mark.slow
 def test_a_run_asked_to_stop_while_a_save_is_under_way_ends_with_both_whole(
     server: ForkServer, corpus: Path, left_alone: Path, tmp_path: Path
 ) -> None:

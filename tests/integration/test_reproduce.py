@@ -208,6 +208,7 @@ def test_variations_of_the_transformer_are_trained_from_nothing_on_translations(
         reproduce("transformer-table3", out=tmp_path / "none", overrides=SMALL, **how)
 
 
+@pytest.mark.slow
 def test_a_budget_compares_recipes_and_models_from_elsewhere(tmp_path, corpus, tasks):
     tiny = [*SMALL["pretrain"][:3], "training.batch_size=2", "training.num_threads=1"]
     settings = {"pretrain": tiny, "finetune": SMALL["finetune"]}

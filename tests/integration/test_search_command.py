@@ -91,6 +91,7 @@ def test_a_search_that_goes_on_knows_what_it_was_given(finished, folder):
     assert [trial["settings"] for trial in again["trials"]] == [trial["settings"] for trial in result["trials"]]
 
 
+@pytest.mark.slow
 def test_a_shell_repeats_a_trial_to_the_last_digit(finished, folder, tmp_path):
     _, result = finished
     program = tmp_path / "maskloom"

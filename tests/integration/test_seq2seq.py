@@ -210,6 +210,7 @@ def test_a_model_is_trained_further_and_its_card_says_where_it_is_from(model, da
     assert maskloom.finetune(*files, recipe=recipe, **more)["metric"] == "exact_match"
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_in_the_weights_of_one_that_was_not(server, data, tmp_path):
     train(data, tmp_path / "whole", steps=60, epochs=None)
     keys = {**SETTINGS, **LONGEST, "seq2seq.target_suffix": "tgt", "training.save_every": 20}

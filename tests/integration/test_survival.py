@@ -35,6 +35,7 @@ def test_pretraining_goes_on_to_the_bit_after_a_kill(server, pretrained_alone, b
     _kill_once_of_each(server, pretrained_alone, budget, **{kind: 1})
 
 
+@pytest.mark.slow
 def test_finetuning_goes_on_to_the_bit_after_a_kill(server, finetuned_alone, budget):
     _kill_once_of_each(server, finetuned_alone, budget, save=1, evaluation=1)
 
@@ -52,7 +53,9 @@ def test_a_grid_search_goes_on_to_the_bit_after_a_kill(server, searched_alone, b
     _kill_once_of_each(server, searched_alone, budget, clock=1)
 
 
-@pytest.mark.parametrize("kind", ["pretrained", "finetuned", pytest.param("searched", marks=SLOW)])
+@pytest.mark.parametrize(
+    "kind", ["pretrained", *(pytest.param(kind, marks=SLOW) for kind in ("finetuned", "searched"))]
+)
 def test_a_disk_that_is_full_at_a_model_folder_ends_a_run_with_74_and_one_line(server, budget, request, kind):
     alone = request.getfixturevalue(f"{kind}_alone")
     rules = model_places(alone)

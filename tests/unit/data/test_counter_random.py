@@ -77,6 +77,7 @@ def test_small_permutations_are_all_reached_evenly() -> None:
     assert stats.chisquare(counts).pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_large_permutations_place_an_element_evenly() -> None:
     images = np.array([Permutation(5000, 1, key)[17] for key in range(4000)])
     assert stats.chisquare(np.histogram(images, bins=20, range=(0, 5000))[0]).pvalue > 1e-3

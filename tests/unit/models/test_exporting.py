@@ -10,7 +10,11 @@ from maskloom.models.t5_config import T5Config
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("has_mask", [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize("options", [(), ("pre_norm", "gated", "rotary"), ("rotary", "causal"), ("t5",)], ids="+".join)
+@pytest.mark.parametrize(
+    "options",
+    [(), pytest.param(("pre_norm", "gated", "rotary"), marks=pytest.mark.slow), ("rotary", "causal"), ("t5",)],
+    ids="+".join,
+)
 def test_an_exported_encoder_gives_what_the_eager_one_gives(has_mask, options, tmp_path):
     sizes = {
         "vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 2 if has_mask else 1, "num_attention_heads": 2,

@@ -194,6 +194,7 @@ def test_a_killed_run_goes_on_from_its_last_save(
         assert (tmp_path / "whole" / "vectors.bin").read_bytes() == (tmp_path / "out" / "vectors.bin").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_run_that_is_asked_to_stop_saves_and_ends_with_75(text: Path, tmp_path: Path) -> None:
     train_words(text, RECIPE, out=tmp_path / "whole")
     flags = ["--size", "6", "--epochs", "4", "--min-count", "1"]
