@@ -105,6 +105,7 @@ def test_ranks_carry_what_one_process_does(ranks, alone, tmp_path, parallel):
     assert _carry(found, 6)["1"].tolist() == [6, 6, 6, 6]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "then"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.slow)])
 def test_another_number_of_processes_goes_on(ranks, alone, tmp_path, first, then):
     ranks(tmp_path / "run", first, steps=3)

@@ -160,6 +160,7 @@ def write_arc(path, num_rows, seed):
     return path
 
 
+@pytest.mark.slow
 def test_questions_with_three_four_or_five_choices(model_folder, tmp_path):
     data = {"train": write_arc(tmp_path / "train.jsonl", 240, 1), "dev": write_arc(tmp_path / "dev.jsonl", 45, 2)}
     values = {"task": "choice", "data": {"max_length": 24}, "training": TRAINING, "restarts": 2, "keep_restarts": True}

@@ -191,6 +191,7 @@ def half_done(folder: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen, 
     pytest.fail("no build could be stopped in its middle")
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced_and_changes_nothing(
     folder: Path, half_done: tuple[subprocess.Popen, Path]
 ) -> None:

@@ -343,6 +343,7 @@ def test_what_does_not_fit_is_refused(model_folder, data, tmp_path):
         features(unread, tmp_path / "b.txt", tmp_path / "out3", wanted=Activations(units="words"))
 
 
+@pytest.mark.slow
 def test_word_vectors_are_joined_to_features_and_travel_with_the_model(model_folder, data, tmp_path):
     words = sorted({word for path in data.values() for word in re.findall(r"^(\S+) ", path.read_text(), re.M)})
     matrix = np.random.default_rng(0).normal(size=(len(words), 5)).astype(np.float32)

@@ -72,6 +72,7 @@ def test_the_marks_are_made_where_a_pickle_is_opened(tmp_path):
     assert (tmp_path / "mark").is_dir()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_nothing_waits")
 def test_folders_that_lead_out_or_hold_no_files_are_refused(tmp_path):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -90,6 +90,7 @@ def test_minutes_become_steps_shared_by_phases(corpus):
     assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["seconds"])
 
 
+@pytest.mark.slow
 def test_minutes_favour_the_size_whose_reference_run_came_lowest(corpus, monkeypatch, tmp_path):
     monkeypatch.setattr(module, "CURVES", tmp_path / "curves.json")
     (tmp_path / "curves.json").write_text(json.dumps(CURVE))

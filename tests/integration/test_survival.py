@@ -65,6 +65,7 @@ def test_a_disk_that_is_full_at_a_model_folder_ends_a_run_with_74_and_one_line(s
         assert trial.passed, f"{trial.name}: {trial.detail}"
 
 
+@pytest.mark.slow
 def test_a_real_file_system_that_is_too_small_ends_a_run_with_74_and_one_line(server, pretrained_alone, budget):
     with small_disk(budget.work / "small") as is_mounted:
         if not is_mounted:

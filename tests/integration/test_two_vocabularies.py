@@ -119,6 +119,7 @@ def bart(data, tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_a_bart_learns_to_translate_in_two_steps_of_which_the_first_changes_what_the_paper_names(
     bart, data, tmp_path, run
 ):

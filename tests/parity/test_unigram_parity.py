@@ -30,7 +30,7 @@ SENTINELS = [f"<extra_id_{number}>" for number in range(99, -1, -1)]
 TEXT = st.text() | st.lists(st.sampled_from([*" \t\n'.,é東🙂", "the", "Low", "est", "shells", "I'm"])).map("".join)
 
 
-@pytest.fixture(scope="module", params=["inside", "behind"])
+@pytest.fixture(scope="module", params=[pytest.param("inside", marks=pytest.mark.slow), "behind"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a tokenizer in T5's layout, with its sentinels among the pieces or after them."""
     space = {"replacement": "▁", "prepend_scheme": "always"}

@@ -87,6 +87,7 @@ def test_a_sentence_is_kept_at_its_first_place_only() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_standard_library_and_the_requirements_are_sources_and_extras_are_not() -> None:
     sources = find_sources()
     areas = {found.area for found in sources}

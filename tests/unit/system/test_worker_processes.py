@@ -139,6 +139,7 @@ def test_a_process_that_hangs_is_named_and_replaced(tmp_path: Path, caplog: pyte
     assert "which was working on task 1, hung: no processor time for" in told[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_frequent_looks")
 def test_a_process_that_hangs_at_the_same_task_again_ends_the_work() -> None:
     with pytest.raises(ChildProcessError, match="second one for 600, hung: no processor time"):
@@ -152,6 +153,7 @@ def _count_for(seconds: float) -> float:
     return seconds
 
 
+@pytest.mark.slow
 def test_a_slow_process_is_named_and_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     patience = Patience(named_after=1, ended_after=2)
     assert sorted(results(_count_for, iter([0, 2.5]), patience=patience)) == [0, 2.5]
