@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate, chain, islice
@@ -185,7 +185,7 @@ def iterate_sentences(
         report.notes.append(f"its {scheme.upper()} tags are read as {target.upper()}, the scheme of the model's tags")
     splitter, layout = settings.words, layout_of_sentences(path, options, needs_label=needs_label)
     split = _splitter(path, layout, splitter, report)
-    name = partial(_names_of, names, report.notes)
+    name = partial(_names_of, _by_id(names), report.notes)
     found = _find_sentences(path, layout, options, split, name, needs_label=needs_label)
     make = partial(_converted, scheme, target)
     counts = Counter[str]()
@@ -230,7 +230,9 @@ def find_scheme(path: str | Path, options: ReadingOptions | None = None, names: 
     path, options = Path(path), options or ReadingOptions()
     forms = FormFinder(path, allows_both=options.on_bad_rows == "skip")
     layout = layout_of_sentences(path, options)
-    for found in _find_sentences(path, layout, options, blank_spans, partial(_names_of, names, []), needs_label=True):
+    for found in _find_sentences(
+        path, layout, options, blank_spans, partial(_names_of, _by_id(names), []), needs_label=True
+    ):
         if isinstance(found, TaggedSentence):
             forms.add(found.tags or (), found.line_of)
     return forms.form()
@@ -406,15 +408,19 @@ def _json_record(split: _Split, options: ReadingOptions, name: _Naming, needs_la
     return TaggedSentence(words, tags, row.line)
 
 
-def _names_of(names: Sequence[str], notes: list[str], tags: list[Any]) -> list[Any]:
+def _by_id(names: Sequence[str]) -> dict[str, str]:
+    """Return names by their ids as texts, or {} if a name is itself a number."""
+    return {} if any(map(str.isdecimal, names)) else {str(number): name for number, name in enumerate(names)}
+
+
+def _names_of(known: Mapping[str, str], notes: list[str], tags: list[Any]) -> list[Any]:
     """Return tags with names in place of ids, which a note reports; raises BadRowError for an id without a name."""
-    known = {} if any(map(str.isdecimal, names)) else {str(number): name for number, name in enumerate(names)}
     named = [known.get(str(tag), tag) if type(tag) in (int, str) else tag for tag in tags]
     if place := next((place for place, tag in enumerate(named, start=1) if isinstance(tag, int)), None):
         hint = "write the names of tags, not their numbers, or list them by number in a file (--labels FILE)"
-        hint = f"{amount(len(names), 'name')} of tags are known, numbered from 0" if names else hint
+        hint = f"{amount(len(known), 'name')} of tags are known, numbered from 0" if known else hint
         raise BadRowError("a tag is not a string", f"tag {place} is {tags[place - 1]!r:.60}; {hint}")
-    if named != tags and (note := f"tags are numbers, {as_ids(names)}") not in notes:
+    if named != tags and (note := f"tags are numbers, {as_ids([*known.values()])}") not in notes:
         notes.append(note)
     return named
 
