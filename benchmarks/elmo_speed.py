@@ -35,8 +35,8 @@ from maskloom.models.architectures import ARCHITECTURES
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.objectives.carrying import with_carry
 from maskloom.objectives.pretraining import PRETRAINING
+from maskloom.system.resources import kept_memory
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
-from maskloom.training.faults.memory import kept_memory
 
 NUM_WORDS, STEPS = 20_000, 20
 AIMS = (1.5, 2.0, 3.0)

@@ -15,12 +15,12 @@ from finetuning_tasks import TASKS as PARITY_TASKS
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.config import FinetuneRecipe
 from maskloom.inference import Predictor
+from maskloom.system.resources import kept_memory
 from maskloom.tasks.encoding import ShuffledBatches
 from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.kinds import task_kind
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.tokenizer import Tokenizer
-from maskloom.training.faults.memory import kept_memory
 from maskloom.training.loop import train_steps
 from maskloom.training.settings import TrainingSection
 from maskloom.training.state import TrainState

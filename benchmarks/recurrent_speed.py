@@ -36,13 +36,13 @@ from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.recurrent_config import LstmConfig
 from maskloom.runs.corpus import train_vocabulary_from_files
 from maskloom.system.devices import chosen_device
+from maskloom.system.resources import kept_memory
 from maskloom.tasks.encoding import ShuffledBatches
 from maskloom.tasks.kinds import task_kind
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary_training import VocabularySettings
-from maskloom.training.faults.memory import kept_memory
 from maskloom.training.loop import accumulate_gradients, train_steps
 from maskloom.training.optimizers import parameter_groups
 from maskloom.training.settings import TrainingSection

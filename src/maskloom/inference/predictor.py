@@ -187,11 +187,12 @@ class Predictor(TaskModel):
         if int8:
             quantize_dense_layers(model.encoder)
         else:
-            pack_for_inference(model.encoder, decodes=model.config.is_causal)
+            dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+            pack_for_inference(model.encoder, decodes=model.config.is_causal, dtype=dtype)
             if model.config.is_causal and model.vocabulary_head is not None:
                 pack_for_inference(model.vocabulary_head, decodes=True)
             if "decoder" in model.heads:
-                pack_for_inference(model.heads["decoder"], decodes=True)
+                pack_for_inference(model.heads["decoder"], decodes=True, dtype=dtype)
         return cls(
             model,
             tokenizer,

@@ -88,10 +88,10 @@ class T5Decoder(TransformerDecoder):
         """Return the vocabulary logits, (tokens, vocabulary)."""
         return super().logits(hidden * hidden.shape[1] ** -0.5) if self.output is None else self.output(hidden)
 
-    def pack(self) -> None:
+    def pack(self, dtype: torch.dtype = torch.float32) -> None:
         """Pack the word embeddings if they produce the logits."""
         if self.output is None:
-            super().pack()
+            super().pack(dtype)
 
     def loss_sum(self, hidden: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
         """Return the summed cross-entropy against labels (tokens,), in nats."""

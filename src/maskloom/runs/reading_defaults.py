@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.runs.display import Progress
+from maskloom.system.resources import release_free_memory
 from maskloom.tasks.examples import Example, ReadingReport, pieces_of
 from maskloom.tasks.kinds import KINDS, TaskKind
 from maskloom.tasks.settings import ClassificationSettings, KindSettings
@@ -59,8 +60,6 @@ class FileReading:
 
     def shown_pieces(self, num_examples: int, progress: Progress) -> Iterator[list[Any]]:
         """Yield lists as `pieces_of` does, at most as long as the kind reads at once, reporting progress after each."""
-        from maskloom.training.faults.memory import release_free_memory  # heavy
-
         size = min(num_examples, self.kind.examples_at_once)
         keeps = getattr(self.settings, "context", None) == "document"
         for piece in pieces_of(self.examples(), size, keeps_documents=keeps):

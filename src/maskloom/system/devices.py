@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from maskloom.errors import ConfigError, amount
 from maskloom.system.launch import DEVICE_NAMES, is_one_of_several, num_processes
-from maskloom.system.resources import available_memory
+from maskloom.system.resources import available_memory, kept_memory
 from maskloom.system.shared_cores import share_cores
 
 _HALF_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -90,10 +91,15 @@ def half_type(precision: str, device: torch.device) -> torch.dtype | None:
     return _HALF_TYPES.get(precision)
 
 
-def inference_in(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Return a context for inference: in the given precision on CUDA, in bf16 elsewhere if it is named, else fp32."""
+@contextmanager
+def inference_in(precision: str, device: torch.device) -> Iterator[None]:
+    """Return a context for inference: in the given precision on CUDA, in bf16 elsewhere if it is named, else fp32.
+
+    Memory that one batch frees is kept for the next.
+    """
     dtype = half_type(precision, device) if device.type == "cuda" or precision == "bf16" else None
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+    with kept_memory(), nullcontext() if dtype is None else torch.autocast(device.type, dtype):
+        yield
 
 
 def found_devices() -> list[torch.device]:

@@ -15,6 +15,7 @@ from typing import Any
 from maskloom.errors import ConfigError
 from maskloom.objectives.carrying import with_carry
 from maskloom.objectives.objective import Objective
+from maskloom.system.resources import kept_memory, release_free_memory
 from maskloom.training.checkpointing.background_saves import BackgroundSaves
 from maskloom.training.checkpointing.checkpoints import (
     Restored,
@@ -29,10 +30,8 @@ from maskloom.training.faults.loss_watch import LossWatch
 from maskloom.training.faults.memory import (
     MemoryExhaustedError,
     fitting_micro_batch_size,
-    kept_memory,
     note_micro_batch_size,
     noted_micro_batch_size,
-    release_free_memory,
 )
 from maskloom.training.faults.nonfinite import NonFiniteStepError, NumericalError, answer_bad_step
 from maskloom.training.loop import train_steps

@@ -106,6 +106,12 @@ def _are_plain(x: Tensor) -> bool:
     )
 
 
+def _are_rounded(x: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether these are rows on a CPU that autocast rounds to a type, outside of torch.compile."""
+    is_on = x.device.type == "cpu" and x.ndim == 2 and torch.is_autocast_enabled("cpu")
+    return is_on and torch.get_autocast_dtype("cpu") == dtype and not torch.compiler.is_compiling()
+
+
 def filled_up(x: Tensor) -> Tensor:
     """Return x padded with zero rows to a multiple of `row_step`, so that oneDNN sees few shapes."""
     num_missing = -len(x) % row_step(len(x))
@@ -171,14 +177,14 @@ class Packable(nn.Module):
     def _bias(self) -> Tensor | None:
         return self.bias
 
-    def pack(self) -> None:
-        """Pack a copy of the weight for use without gradients; it is valid until the weight changes.
+    def pack(self, dtype: torch.dtype = torch.float32) -> None:
+        """Pack a copy of the weight, rounded to a type, for use without gradients until the weight changes.
 
         A tensor made in inference mode is not packed, because nothing shows whether it has changed.
         """
         if self.weight.is_inference():
             return
-        packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), None)
+        packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach().to(dtype), None)
         self._packed = packed, self.weight, self.weight._version
 
     def __getstate__(self) -> dict[str, Any]:
@@ -187,32 +193,37 @@ class Packable(nn.Module):
 
     def is_packed_for(self, x: Tensor) -> bool:
         """Return whether rows like `x` are multiplied with the packed weight."""
-        return (
-            self._packed is not None
-            and not torch.is_grad_enabled()
-            and self._packed[1] is self.weight
-            and self._packed[2] == self._packed[1]._version
-            and _are_plain(x)
-            and (len(x) > 0 if _library == "onednn" else 4 <= len(x) <= 32)
-        )
+        if self._packed is None or torch.is_grad_enabled():
+            return False
+        packed, weight, version = self._packed
+        if weight is not self.weight or weight._version != version or not len(x):
+            return False
+        if packed.dtype == torch.float32:
+            return _are_plain(x) and (_library == "onednn" or 4 <= len(x) <= 32)
+        return _are_rounded(x, packed.dtype)
 
     def packed_product(self, x: Tensor, activation: str = "none", form: str = "") -> Tensor:
         """Return activation(x W^T + b) for rows that it `is_packed_for`; `activation` and `form` are oneDNN's names."""
         assert self._packed is not None
-        return onednn_product(filled_up(x), self._packed[0], self._bias, activation, form)[: len(x)]
+        packed, bias = self._packed[0], self._bias
+        if bias is not None:
+            bias = bias.to(packed.dtype)
+        return onednn_product(filled_up(x.to(packed.dtype)), packed, bias, activation, form)[: len(x)]
 
 
-def pack_for_inference(module: nn.Module, *, decodes: bool = False) -> None:
+def pack_for_inference(module: nn.Module, *, decodes: bool = False, dtype: torch.dtype = torch.float32) -> None:
     """Pack the larger weights within a module where products go to oneDNN; they then occupy memory twice.
 
     Products with few rows become up to twice as fast. With 4 to 32 rows this also holds where other products go to MKL,
-    so a module that `decodes` is packed there as well.
+    so a module that `decodes` is packed there as well. With `dtype` bf16, whose products are oneDNN's on any processor,
+    the copies are rounded, and used under autocast: a call then need not round the weights.
     """
-    if not (_has_wide_kernels() and (_library == "onednn" or decodes) and torch.backends.mkldnn.enabled):
+    is_half = dtype != torch.float32
+    if not (_has_wide_kernels() and (_library == "onednn" or decodes or is_half) and torch.backends.mkldnn.enabled):
         return
-    smallest = _SMALLEST_PACKED if _library == "onednn" else _SMALLEST_DECODING
+    smallest = _SMALLEST_PACKED if _library == "onednn" or is_half else _SMALLEST_DECODING
     for layer in module.modules():
         if not isinstance(layer, Packable) or layer.weight.numel() < smallest:
             continue
         if layer.weight.device.type == "cpu" and layer.weight.dtype == torch.float32:
-            layer.pack()
+            layer.pack(dtype)

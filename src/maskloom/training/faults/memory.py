@@ -1,13 +1,10 @@
-"""Memory: how much is free, how to return what the C library retains, and micro-batches that fit."""
+"""Memory in training: whether a batch fits, what to do if it runs out, and micro-batches that fit."""
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,7 @@ from maskloom.objectives.carrying import with_carry
 from maskloom.objectives.objective import Objective, model_device
 from maskloom.system.files import write_json
 from maskloom.system.foreign_files import read_json_object
-from maskloom.system.resources import available_memory
+from maskloom.system.resources import available_memory, release_free_memory
 from maskloom.training.precision import in_precision
 from maskloom.training.ranks.ranks import Ranks
 from maskloom.training.settings import TrainingSection
@@ -37,30 +34,6 @@ _RAN_OUT = (
 )
 Losses = dict[str, list[Tensor]]
 _NOTE = "micro_batch_size.json"
-_LIBRARY = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
-_TRIM, _MALLOPT = (getattr(_LIBRARY, name, None) for name in ("malloc_trim", "mallopt"))  # of glibc
-# mallopt's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, with the sizes up to which glibc itself raises them.
-_THRESHOLDS = {-1: 64 << 20, -3: 32 << 20}
-
-
-def release_free_memory() -> bool:
-    """Return free pages to the system, which takes milliseconds; returns whether that is possible here."""
-    if _TRIM is not None:
-        _TRIM(0)
-    return _TRIM is not None
-
-
-@contextmanager
-def kept_memory() -> Iterator[None]:
-    """Within, the C library retains freed memory: a page returned to the system is cleared before it is used again."""
-    set_threshold = _MALLOPT or (lambda threshold, size: None)
-    for threshold in _THRESHOLDS:
-        set_threshold(threshold, 2**31 - 1)
-    try:
-        yield
-    finally:
-        for threshold, size in _THRESHOLDS.items():
-            set_threshold(threshold, size)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -184,6 +184,44 @@ def test_a_layer_with_a_packed_weight_can_be_copied(packed):
         torch.testing.assert_close(copied(x), packed(x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.fixture
+def rounded():
+    if not onednn._has_wide_kernels() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("no products in bf16 here")
+    torch.manual_seed(0)
+    layer = Dense(96, 160)
+    torch.nn.init.normal_(layer.weight)
+    torch.nn.init.normal_(layer.bias)
+    with mock.patch.object(onednn, "_library", "mkl"):  # bf16 is oneDNN's on any processor
+        pack_for_inference(layer, dtype=torch.bfloat16)
+    return layer
+
+
+@pytest.mark.parametrize("rows", [1, 7, 333])
+@pytest.mark.parametrize("name", ["gelu", "gelu_new", "relu"])
+def test_a_weight_packed_in_bf16_gives_the_values_of_autocast(rounded, rows, name):
+    x = torch.randn(rows, 96)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected = F.linear(x, rounded.weight, rounded.bias)
+        assert rounded.is_packed_for(x)
+        for given in (x, x.bfloat16()):
+            torch.testing.assert_close(rounded(given), expected, rtol=0.01, atol=0.05)
+        activated = rounded.activated(x, ACTIVATIONS[name])
+        assert activated.dtype == torch.bfloat16
+        torch.testing.assert_close(activated, ACTIVATIONS[name](expected), rtol=0.01, atol=0.1)
+
+
+def test_a_weight_packed_in_bf16_is_left_aside_without_its_autocast(rounded):
+    x = torch.randn(5, 96)
+    with torch.no_grad():
+        assert not rounded.is_packed_for(x)
+        torch.testing.assert_close(rounded(x), F.linear(x, rounded.weight, rounded.bias), rtol=1e-4, atol=1e-4)
+        with torch.autocast("cpu", torch.float16):
+            assert not rounded.is_packed_for(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not rounded.is_packed_for(x)  # gradients are on
+
+
 def test_nothing_is_packed_where_products_are_left_to_mkl():
     layer = Dense(96, 160)
     with mock.patch.object(onednn, "_library", "mkl"):

@@ -1,11 +1,16 @@
+"""What the C library does with freed memory: it is given back on request, and kept within a context."""
+
 import ctypes
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from maskloom.training.faults.memory import release_free_memory
+from maskloom.system import resources
+from maskloom.system.devices import inference_in
+from maskloom.system.resources import kept_memory, release_free_memory
 
 
 def resident_mib() -> float:
@@ -38,7 +43,7 @@ def test_freed_memory_is_kept_within():
     """The system counts newly mapped pages, in a separate process."""
     code = """if True:
         import contextlib, resource, torch
-        from maskloom.training.faults.memory import kept_memory
+        from maskloom.system.resources import kept_memory
         torch.set_num_threads(1)
         def new_pages():
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -54,3 +59,32 @@ def test_freed_memory_is_kept_within():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     outside, within = map(int, done.stdout.split())
     assert within * 20 < outside
+
+
+@pytest.fixture
+def set_to(monkeypatch):
+    """The sizes that the C library was told, without its being told."""
+    sizes = []
+    monkeypatch.setattr(resources, "_MALLOPT", lambda threshold, size: sizes.append(size))
+    return sizes
+
+
+def test_memory_is_kept_until_the_last_of_nested_contexts_ends(set_to):
+    with kept_memory():
+        with kept_memory():
+            pass
+        assert set(set_to) == {2**31 - 1}
+    assert set_to[-2:] == [*resources._THRESHOLDS.values()]
+
+
+def test_a_context_that_fails_ends(set_to):
+    with pytest.raises(KeyError), kept_memory():
+        raise KeyError
+    assert set_to[-2:] == [*resources._THRESHOLDS.values()]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_inference_keeps_the_memory_of_a_batch_for_the_next(set_to, precision):
+    with inference_in(precision, torch.device("cpu")):
+        assert set(set_to) == {2**31 - 1}
+    assert set_to[-2:] == [*resources._THRESHOLDS.values()]
