@@ -21,8 +21,15 @@ from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.rows import SizeName
 from maskloom.runs.display import SILENT, Progress, aligned
 from maskloom.runs.run_folder import environment
-from maskloom.system.devices import chosen_device, describe_device, found_devices, half_type, has_bf16
-from maskloom.system.resources import available_memory, system_text, usable_cores
+from maskloom.system.devices import (
+    bf16_instructions,
+    chosen_device,
+    describe_device,
+    found_devices,
+    half_type,
+    has_bf16,
+)
+from maskloom.system.resources import available_memory, usable_cores
 from maskloom.training.faults.memory import is_out_of_memory
 from maskloom.training.loop import train_steps
 from maskloom.training.precision import in_precision
@@ -35,7 +42,7 @@ _STEPS_COMPARED = 3
 # The size and the sequences per batch: small work to compare losses and time processors, large work to time GPUs.
 _SMALL: tuple[SizeName, int] = ("tiny", 16)
 _LARGE: tuple[SizeName, int] = ("base", 64)
-_OF_AMX = 'this processor has AMX; training.precision = "fastest" tries it, embed --bf16 uses it'
+_OF_BF16 = 'this processor multiplies it (%s); training.precision = "fastest" tries it, embed --bf16 uses it'
 # How far the first losses may differ from the processor's in fp32: rounding errors, amplified by the steps.
 _BOUNDS = {"fp32": 1e-3, "bf16": 3e-2, "fp16": 3e-2}
 
@@ -56,7 +63,7 @@ def doctor(*, seconds: float = 10.0, progress: Progress = SILENT) -> dict[str, A
         "memory_free": available_memory(),
         "disk_free": shutil.disk_usage(Path.cwd()).free,
         "products": library_of_products(),
-        "has_amx": _has_amx(),
+        "bf16_instructions": bf16_instructions(),
         "devices": [describe_device(found) for found in devices],
         "checks": checks,
         "device": str(device),
@@ -73,7 +80,7 @@ def doctor_lines(result: dict[str, Any]) -> list[str]:
         ("versions", versions),
         ("processor", f"{hardware['processor']}, {result['cores_for_this_process']} of {hardware['cores']} cores"),
         ("products", result["products"]),
-        *([("bf16", _OF_AMX)] if result["has_amx"] else []),
+        *([("bf16", _OF_BF16 % name)] if (name := result["bf16_instructions"]) else []),
         ("memory", "unknown" if memory is None else f"{memory / 2**30:.1f} GiB free"),
         ("disk", f"{result['disk_free'] / 2**30:.1f} GiB free in this folder"),
         *(("device", described) for described in result["devices"]),
@@ -87,11 +94,6 @@ def doctor_lines(result: dict[str, Any]) -> list[str]:
     why = "set by MASKLOOM_DEVICE" if os.environ.get("MASKLOOM_DEVICE") else "the first GPU that torch finds, else cpu"
     rows.append(("would use", f"{result['device']} in {result['precision']} ({why}; --device chooses another)"))
     return aligned(rows)
-
-
-def _has_amx(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Return whether the processor has Intel's units for products in bf16."""
-    return "amx_bf16" in system_text(str(cpuinfo)).split()
 
 
 def _precisions(device: torch.device) -> list[str]:

@@ -39,7 +39,13 @@ from maskloom.runs.pretraining_plan import (
 )
 from maskloom.runs.resuming import changes_of, extended_recipe, extension_lines, verify_resuming
 from maskloom.runs.run_folder import METRICS, RECIPE, input_sums, prepare_run_folder, run_id, version_lines
-from maskloom.runs.start_summary import default_lines, model_line, phase_lines, repeated_text_lines
+from maskloom.runs.start_summary import (
+    default_lines,
+    model_line,
+    phase_lines,
+    precision_lines,
+    repeated_text_lines,
+)
 from maskloom.runs.task_summaries import describe_metrics
 from maskloom.runs.word_vectors import take_word_vectors
 from maskloom.runs.words import vectors_file
@@ -132,7 +138,8 @@ def _pretrain(
         progress.say(_held_out_line(opened, held_out))
     model, new = initial_model(recipe, opened, init)
     about = model_line(model, recipe.model.size if init is None else None)
-    for sentence in [about, *new, f"device: {describe_device(ranks.device)}", *default_lines(recipe)]:
+    device = f"device: {describe_device(ranks.device)}"
+    for sentence in [about, *new, device, *precision_lines(recipe.training, ranks.device), *default_lines(recipe)]:
         progress.say(sentence)
     prepare_blocks(model, recompute=recipe.training.activation_checkpointing, compile_=recipe.training.compile)
     ranks.spread(model)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+import torch
+
 from maskloom.config import FinetuneRecipe, FinetuneTraining, PretrainRecipe, TrainingSection
 from maskloom.data.loader import Account
 from maskloom.errors import ConfigError, amount
@@ -12,6 +14,7 @@ from maskloom.models.assembled import EncoderWithHeads
 from maskloom.runs.display import shown_count, three_digits
 from maskloom.runs.pretraining_plan import PhasePlan
 from maskloom.runs.run_folder import described
+from maskloom.system.devices import bf16_instructions
 from maskloom.tasks.encoding import EncodedData
 
 _SHOWN_DEFAULTS = ("steps", "epochs", "batch_size", "learning_rate")
@@ -49,6 +52,14 @@ def phase_lines(plan: PhasePlan, account: Account) -> list[str]:
             f"{account.cut_fraction:.1%} of the predictions that data.masked_lm_prob = {data.masked_lm_prob} asks for"
         )
     return lines
+
+
+def precision_lines(training: TrainingSection, device: torch.device) -> list[str]:
+    """Return how to make a run in fp32 faster if this processor also multiplies bf16, or nothing."""
+    instructions = bf16_instructions() if training.precision == "auto" and device.type == "cpu" else None
+    if instructions is None:
+        return []
+    return [f"precision: fp32; this processor also has bf16 ({instructions}), which training.precision=fastest tries"]
 
 
 def finetuning_lines(recipe: FinetuneRecipe, settings: TrainingSection, data: EncodedData) -> list[str]:

@@ -12,10 +12,12 @@ import torch
 
 from maskloom.errors import ConfigError, amount
 from maskloom.system.launch import DEVICE_NAMES, is_one_of_several, num_processes
-from maskloom.system.resources import available_memory, kept_memory
+from maskloom.system.resources import available_memory, kept_memory, system_text
 from maskloom.system.shared_cores import share_cores
 
 _HALF_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# Instructions for products in bf16 by the flags of /proc/cpuinfo: Intel's since 2023, AMD's since 2022 (Zen 4).
+_BF16_FLAGS = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512"}
 
 
 def chosen_device(name: Any = "auto") -> torch.device:
@@ -77,6 +79,12 @@ def _has_kernels(number: int) -> bool:
 def has_bf16(device: torch.device) -> bool:
     """Tell whether a device computes in bf16: CUDA from compute capability 8.0, which also has fused attention."""
     return device.type != "cuda" or bool(torch.version.hip) or torch.cuda.get_device_properties(device).major >= 8
+
+
+def bf16_instructions(cpuinfo: str = "/proc/cpuinfo") -> str | None:
+    """Return the processor's instructions for products in bf16, AMX or AVX-512, or None if the system names none."""
+    flags = system_text(cpuinfo).split()
+    return next((name for flag, name in _BF16_FLAGS.items() if flag in flags), None)
 
 
 def half_type(precision: str, device: torch.device) -> torch.dtype | None:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from maskloom.cli import app
 from maskloom.runs import doctor as module
 from maskloom.runs.doctor import doctor, doctor_lines
+from maskloom.system.devices import bf16_instructions
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -113,9 +114,11 @@ def test_wrong_numbers_and_a_device_that_fails_are_said_and_end_with_1(monkeypat
 
 
 def test_bf16_is_recommended_on_processors_with_units_for_it(found, tmp_path):
-    (tmp_path / "with").write_text("flags\t\t: fpu amx_bf16 amx_tile\n")
-    (tmp_path / "without").write_text("flags\t\t: fpu avx512_bf16\n")
-    has_amx = [module._has_amx(tmp_path / name) for name in ("with", "without", "absent")]
-    assert has_amx == [True, False, False]
-    for has_it in (True, False):
-        assert any("embed --bf16" in line for line in doctor_lines({**found, "has_amx": has_it})) == has_it
+    flags = {"intel": "fpu avx512_bf16 amx_bf16", "amd": "fpu avx512_bf16", "older": "fpu avx512f"}
+    for name, words in flags.items():
+        (tmp_path / name).write_text(f"flags\t\t: {words}\n")
+    named = [bf16_instructions(str(tmp_path / name)) for name in (*flags, "absent")]
+    assert named == ["AMX", "AVX-512", None, None]
+    for name in ("AMX", None):
+        lines = doctor_lines({**found, "bf16_instructions": name})
+        assert any("(AMX)" in line and "embed --bf16" in line for line in lines) == bool(name)

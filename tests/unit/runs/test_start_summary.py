@@ -3,13 +3,15 @@
 from typing import cast
 
 import numpy as np
+import pytest
+import torch
 
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.data.loader import Account
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs.pretraining_plan import phase_plans
-from maskloom.runs.start_summary import default_lines, finetuning_lines, model_line, phase_lines
+from maskloom.runs.start_summary import default_lines, finetuning_lines, model_line, phase_lines, precision_lines
 from maskloom.tasks.encoding import EncodedData
 
 _CONFIG = BertConfig(vocab_size=70, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
@@ -99,3 +101,25 @@ def test_defaults_that_were_taken_are_named_and_given_ones_are_not():
         "task=pair",
     )
     assert default_lines(load_recipe(FinetuneRecipe, None, [*keys])) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "device", "instructions", "is_told"),
+    [
+        ("training.precision=auto", "cpu", "AVX-512", True),
+        ("training.precision=auto", "cpu", None, False),
+        ("training.precision=auto", "cuda", "AVX-512", False),
+        ("training.precision=fp32", "cpu", "AVX-512", False),
+        ("training.precision=fastest", "cpu", "AVX-512", False),
+    ],
+)
+def test_a_run_in_fp32_by_default_is_told_of_bf16(monkeypatch, setting, device, instructions, is_told):
+    monkeypatch.setattr("maskloom.runs.start_summary.bf16_instructions", lambda: instructions)
+    training = load_recipe(PretrainRecipe, None, [setting]).training
+    told = precision_lines(training, torch.device(device))
+    assert (
+        told
+        == ["precision: fp32; this processor also has bf16 (AVX-512), which training.precision=fastest tries"][
+            : int(is_told)
+        ]
+    )
