@@ -31,8 +31,8 @@ from unittest import mock
 
 import numpy as np
 import torch
-from pretraining_step_report import NUM_PROFILED, OURS, Result, write_report
-from rounds import in_turn, quiet_load
+from pretraining_step_report import KEPT, NUM_PROFILED, OURS, PREDICTED, SHIPPED, Result, write_report
+from rounds import in_turn, memory_of, quiet_load
 from surroundings import minilm_folder, write_real_text
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -65,7 +65,7 @@ PRODUCTS = {"mkldnn::_linear_pointwise", "aten::bmm", "aten::mm", "aten::addmm",
 SETTINGS = {"learning_rate": 1e-4, "warmup_steps": 0, "max_grad_norm": 1.0, "num_threads": NUM_THREADS}
 # For full rows, articles are joined into documents of at least this number of characters.
 _JOINED = 200_000
-MEMORY_SIDES = (OURS, "transformers", "transformers, predicted positions")
+MEMORY_SIDES = (OURS, SHIPPED, PREDICTED)
 
 
 @dataclass(frozen=True)
@@ -278,11 +278,11 @@ def make_sides(
         sides["maskloom, MKL"] = Ours(folder, loader, batch_size, "mkl")
     elif library_of_products().startswith("MKL"):
         sides["maskloom, oneDNN"] = Ours(folder, loader, batch_size, "onednn")
-    sides |= {"transformers": Peer(folder), "transformers, predicted positions": Peer(folder, "predicted")}
+    sides |= {SHIPPED: Peer(folder), PREDICTED: Peer(folder, "predicted"), KEPT: Peer(folder, "predicted")}
     if OWN_LIBRARY == "onednn":  # elsewhere, our layers use the library that the peer uses anyway
-        sides["transformers, predicted positions, oneDNN"] = Peer(folder, "predicted", "onednn")
+        sides[f"{PREDICTED}, oneDNN"] = Peer(folder, "predicted", "onednn")
     if with_compiled:
-        sides["transformers, predicted positions, compiled"] = Peer(folder, "predicted", is_compiled=True)
+        sides[f"{PREDICTED}, compiled"] = Peer(folder, "predicted", is_compiled=True)
     return sides
 
 
@@ -314,7 +314,8 @@ def measure(size: str, name: str, options: argparse.Namespace, folder: Path, say
         peaks.append(gemm_peak())
         for side in in_turn(list(sides), number):
             runner = sides[side]
-            rate, busy = timed(runner, chosen if isinstance(runner, Ours) else tensors, num_tokens)
+            with memory_of(side):
+                rate, busy = timed(runner, chosen if isinstance(runner, Ours) else tensors, num_tokens)
             rates[side].append(rate)
             seconds[side].append(busy)
         say(f"  round {number}: " + ", ".join(f"{side} {found[-1]:.0f}" for side, found in rates.items()) + " tokens/s")
@@ -380,7 +381,7 @@ def print_memory(side: str, size: str, mix: Mix, folder: Path) -> None:
     runner = (
         Ours(folder / "model", loader, mix.batch_sizes[size])
         if side == OURS
-        else Peer(folder / "model", "predicted" if side == MEMORY_SIDES[2] else "every")
+        else Peer(folder / "model", "predicted" if side == PREDICTED else "every")
     )
     loaded = memory_kib("VmRSS")
     position: dict[str, int] = {}

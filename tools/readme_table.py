@@ -24,6 +24,7 @@ PAGES = (
     "pretraining_step_zen5",
     "pretraining_step_intel",
     "pretraining_step_avx2",
+    "half_precision_zen4",
     "half_precision",
     "finetuning_speed",
     "finetuning_speed_intel",
@@ -80,7 +81,9 @@ _GPT, _KEEPS = "tiny / mini / base", "keeping memory"
 _KEPT = f"transformers, {_KEEPS}"
 SPEEDS = (
     Speed("pretraining_step", ("rows of 128", "predicted"), f"pre-training, rows of 128: {_SIZES}", _PICKED),
+    Speed("pretraining_step", ("rows of 128", _KEEPS), f"pre-training, rows of 128: {_SIZES}", f"{_PICKED}, {_KEEPS}"),
     Speed("pretraining_step", ("mixed", "predicted"), f"pre-training, mixed lengths: {_SIZES}", _PICKED),
+    Speed("pretraining_step", ("mixed", _KEEPS), f"pre-training, mixed lengths: {_SIZES}", f"{_PICKED}, {_KEEPS}"),
     Speed("half_precision", ("rows of 128", "in bf16"), f"the same in bf16, rows of 128: {_SIZES}", f"{_PICKED}, bf16"),
     Speed("half_precision", ("mixed", "in bf16"), f"the same in bf16, mixed lengths: {_SIZES}", f"{_PICKED}, bf16"),
     Speed("finetuning_speed", ("fine-tuning", "grouped"), f"fine-tuning: {_LENGTHS}", _GROUPED),

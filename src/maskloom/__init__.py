@@ -32,7 +32,7 @@ def load(
     `int8` computes in 8-bit integers: faster on a CPU, and close to fp32. `device` is "cpu", "cuda", "cuda:1", "mps" or
     "auto" (a GPU if available). `batch_size` limits the number of texts per batch; by default only the number of tokens
     is limited. `precision` is that of matrix products: "auto" is bf16 on a GPU that supports it, else fp32; on a CPU
-    with AMX bf16 is two to three times as fast as fp32. fp16 needs CUDA.
+    with bf16 instructions, bf16 is 1.5 to 2.4 times as fast as fp32. fp16 needs CUDA.
 
     Raises ValueError if the folder is not a model folder written by maskloom, transformers or
     sentence-transformers, the device is missing or lacks the precision, or the processor does not support int8.
