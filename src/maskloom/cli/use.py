@@ -112,7 +112,8 @@ def embed(
         bool, typer.Option("--int8", help="Compute in 8-bit integers: faster, with vectors close to fp32.")
     ] = False,
     bf16: Annotated[
-        bool, typer.Option("--bf16", help="Compute in bf16: closer to fp32 than --int8, and faster on a CPU that has it.")
+        bool,
+        typer.Option("--bf16", help="Compute in bf16: closer to fp32 than --int8, and faster on a CPU that has it."),
     ] = False,
     max_length: MaxLength = None,
     device: Device = None,

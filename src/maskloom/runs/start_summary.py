@@ -56,8 +56,8 @@ def phase_lines(plan: PhasePlan, account: Account) -> list[str]:
 
 def precision_lines(training: TrainingSection, device: torch.device) -> list[str]:
     """Return how to make a run in fp32 faster if this processor also multiplies bf16, or nothing."""
-    instructions = bf16_instructions() if training.precision == "auto" and device.type == "cpu" else None
-    if instructions is None:
+    can_try = training.precision == "auto" and device.type == "cpu" and training.parallel == "ddp"
+    if not can_try or (instructions := bf16_instructions()) is None:
         return []
     return [f"precision: fp32; this processor also has bf16 ({instructions}), which training.precision=fastest tries"]
 

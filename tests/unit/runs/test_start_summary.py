@@ -110,6 +110,7 @@ def test_defaults_that_were_taken_are_named_and_given_ones_are_not():
         ("training.precision=auto", "cpu", None, False),
         ("training.precision=auto", "cuda", "AVX-512", False),
         ("training.precision=fp32", "cpu", "AVX-512", False),
+        ("training.parallel=fsdp", "cpu", "AVX-512", False),
         ("training.precision=fastest", "cpu", "AVX-512", False),
     ],
 )
