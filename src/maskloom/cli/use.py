@@ -113,7 +113,7 @@ def embed(
     ] = False,
     bf16: Annotated[
         bool,
-        typer.Option("--bf16", help="Compute in bf16: closer to fp32 than --int8, and faster on a CPU that has it."),
+        typer.Option("--bf16", help="Compute in bf16: faster on a CPU that has it, closer to fp32 than --int8."),
     ] = False,
     max_length: MaxLength = None,
     device: Device = None,
