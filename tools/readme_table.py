@@ -21,6 +21,7 @@ README, BENCHMARKS = ROOT / "README.md", ROOT / "benchmarks" / "README.md"
 # Pages of benchmarks/ whose figures have rows, in order; pages of other processors have a suffix.
 PAGES = (
     "pretraining_step",
+    "pretraining_step_zen4",
     "pretraining_step_zen5",
     "pretraining_step_intel",
     "pretraining_step_avx2",
