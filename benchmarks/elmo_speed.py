@@ -35,7 +35,7 @@ from maskloom.models.architectures import ARCHITECTURES
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.objectives.carrying import with_carry
 from maskloom.objectives.pretraining import PRETRAINING
-from maskloom.system.resources import kept_memory
+from maskloom.system.freed_memory import kept_memory
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 
 NUM_WORDS, STEPS = 20_000, 20

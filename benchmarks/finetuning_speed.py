@@ -41,7 +41,7 @@ from rounds import in_turn, quiet_load
 from surroundings import data_folder, minilm_folder
 
 from maskloom.layers.processor import onednn
-from maskloom.system.resources import release_free_memory
+from maskloom.system.freed_memory import release_free_memory
 
 MEMORY_STEPS = 60
 # As in a training session; the timed loop runs outside a session.

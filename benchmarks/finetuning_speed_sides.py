@@ -15,7 +15,7 @@ from finetuning_tasks import TASKS as PARITY_TASKS
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.config import FinetuneRecipe
 from maskloom.inference import Predictor
-from maskloom.system.resources import kept_memory
+from maskloom.system.freed_memory import kept_memory
 from maskloom.tasks.encoding import ShuffledBatches
 from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.kinds import task_kind

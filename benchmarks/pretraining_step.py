@@ -50,7 +50,7 @@ from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.objectives.pretraining import PRETRAINING
-from maskloom.system.resources import kept_memory
+from maskloom.system.freed_memory import kept_memory
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.loop import accumulate_gradients, train_steps
 from maskloom.training.optimizers import parameter_groups

@@ -95,6 +95,8 @@ def summary_rows(results: list[Result]) -> list[dict[str, str]]:
         chosen = [result for result in results if result.mix == mix]
         sizes = " / ".join(result.size for result in chosen)
         for side, beside in besides.items():
+            if any(side not in result.rates for result in chosen):  # measured before there was this side
+                continue
             digits = 1 if side == SHIPPED else 2
             ratios = " / ".join(f"{statistics.median(result.ratios(side)):.{digits}f}" for result in chosen)
             rows.append(

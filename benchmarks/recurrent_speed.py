@@ -36,7 +36,7 @@ from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.recurrent_config import LstmConfig
 from maskloom.runs.corpus import train_vocabulary_from_files
 from maskloom.system.devices import chosen_device
-from maskloom.system.resources import kept_memory
+from maskloom.system.freed_memory import kept_memory
 from maskloom.tasks.encoding import ShuffledBatches
 from maskloom.tasks.kinds import task_kind
 from maskloom.tasks.tables import ReadingOptions

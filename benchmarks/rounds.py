@@ -74,7 +74,7 @@ def rates_of_processes(
 
 def memory_of(side: str) -> AbstractContextManager[None]:
     """Return a context in which our side, and a peer whose name says so, keeps the memory that a step frees."""
-    from maskloom.system.resources import kept_memory
+    from maskloom.system.freed_memory import kept_memory
 
     return kept_memory() if side.startswith(OWN) or side.endswith(KEEPING) else nullcontext()
 

@@ -13,7 +13,7 @@ from maskloom.layers.copies import HostCopy
 from maskloom.models.assembled import build_model, prepare_blocks
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
-from maskloom.system.resources import kept_memory
+from maskloom.system.freed_memory import kept_memory
 from maskloom.training.loop import train_steps
 from maskloom.training.precision import in_precision
 from maskloom.training.ranks.ranks import Ranks

@@ -81,13 +81,14 @@ def test_every_value_says_what_it_reaches(value, smaller, level):
 
 
 def test_the_table_quotes_the_peer_as_shipped_and_in_its_best_plain_form():
-    from pretraining_step_report import OURS, PREDICTED, SHIPPED, Result, _page, summary_rows
+    from pretraining_step_report import KEPT, OURS, PREDICTED, SHIPPED, Result, _page, summary_rows
 
     rates = {
         OURS: [90.0, 100.0, 110.0],
         "maskloom, MKL": [100.0, 110.0, 120.0],
         SHIPPED: [10.0] * 3,
         PREDICTED: [80.0] * 3,
+        KEPT: [100.0] * 3,
     }
     result = Result(
         size="tiny",
@@ -107,10 +108,12 @@ def test_the_table_quotes_the_peer_as_shipped_and_in_its_best_plain_form():
     assert beside == [
         ("transformers' BertForPreTraining as shipped", "10.0 times the tokens per second"),
         ("the same, with the MLM head on predicted positions only", "1.25 times the tokens per second"),
+        ("as before, keeping memory", "1.00 times the tokens per second"),
     ]
     page = _page([result], "text", "command", 0.1, 2)
     assert "| tiny | 128 | transformers | **10.00x** | 9.00-11.00 | stretch (4.5 / 6 / 9) |" in page
     assert f"| tiny | 128 | {PREDICTED} | **1.25x** | 1.12-1.38 | below floor (1.6 / 2 / 2.5) |" in page
+    assert f"| tiny | 128 | {KEPT} | **1.00x** | 0.90-1.10 | below floor (1.6 / 2 / 2.5) |" in page
     assert f"MKL on both sides: {PREDICTED} | **1.38x**" in page
     assert "Fewer than 5 rounds: a trial, no result." in page
 
@@ -257,7 +260,8 @@ def test_a_step_has_a_side_for_each_library_that_this_processor_lets_it_choose(l
     monkeypatch.setattr(script, "library_of_products", lambda: library)
     for side in ("Ours", "Peer"):
         monkeypatch.setattr(script, side, lambda *_, **__: None)
-    expected = ["maskloom", *own, "transformers", "transformers, predicted positions", *peers]
+    plain, kept = "transformers, predicted positions", "transformers, predicted positions, keeping memory"
+    expected = ["maskloom", *own, "transformers", plain, kept, *peers]
     assert list(script.make_sides(ROOT, None, 8, with_compiled=False)) == expected
 
 
@@ -273,6 +277,7 @@ def test_a_step_has_a_side_for_each_library_that_this_processor_lets_it_choose(l
         ("benchmarks/gpt_speed_zen5", "gpt_speed.page"),
         ("benchmarks/gpu", "gpu_check_report.page"),
         ("benchmarks/half_precision", "half_precision.page"),
+        ("benchmarks/half_precision_zen4", "half_precision.page"),
         ("benchmarks/overheads", "overheads_report.page"),
         ("benchmarks/recurrent_speed", "recurrent_speed.page"),
         ("benchmarks/recurrent_speed_intel", "recurrent_speed.page"),

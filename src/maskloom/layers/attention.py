@@ -17,8 +17,7 @@ from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.system.devices import has_bf16
 
 _HALF = (torch.float16, torch.bfloat16)
-# Up to this many tokens our own function is faster than torch's, in training and in inference.
-_SHORT, _SHORT_IN_INFERENCE = 128, 64
+_SHORT = 128  # up to this many tokens our own function trains faster than torch's, even without dropout
 _MORE = 8  # minimum number of positions by which a full cache grows
 
 
@@ -221,8 +220,8 @@ def attend(qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float, 
     slots = layout.to_slots(qkv)
     if not layout.groups:
         return qkv.new_zeros(0, qkv.shape[1] // 3)
-    is_plain = slots.device.type == "cpu" and not torch.compiler.is_compiling()
-    if is_plain and (dropout > 0.0 or _is_short(slots, layout)):
+    is_short = slots.requires_grad and layout.max_length <= _SHORT
+    if (dropout > 0.0 or is_short) and slots.device.type == "cpu" and not torch.compiler.is_compiling():
         return layout.from_slots(grouped_attention(slots, layout, num_heads, dropout, causal=causal))
     contexts = []
     parts = slots.split([group.num_slots for group in layout.groups])
@@ -235,13 +234,6 @@ def attend(qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float, 
         )
         contexts.append(context_nhsd.transpose(1, 2).reshape(group.num_slots, -1))
     return layout.from_slots(contexts[0] if len(contexts) == 1 else torch.cat(contexts))
-
-
-def _is_short(slots: Tensor, layout: SequenceLayout) -> bool:
-    """Return whether our own function computes a batch faster than torch's, even without dropout."""
-    if slots.requires_grad:
-        return layout.max_length <= _SHORT
-    return layout.max_length <= _SHORT_IN_INFERENCE and layout.num_sequences > 1 and slots.dtype == torch.float32
 
 
 def prefers_packed(qkv: Tensor, layout: SequenceLayout, num_heads: int) -> bool:

@@ -23,7 +23,8 @@ from maskloom.runs.display import SILENT, Progress, aligned, in_words, shown_cou
 from maskloom.runs.pretrain import bytes_of_weights, initial_model
 from maskloom.runs.pretraining_plan import PhasePlan, check_corpus, check_model, config_for, phase_plans
 from maskloom.system.devices import chosen_device, describe_device
-from maskloom.system.resources import available_memory, kept_memory
+from maskloom.system.freed_memory import kept_memory
+from maskloom.system.resources import available_memory
 from maskloom.training.faults.memory import kept_bytes
 from maskloom.training.loop import train_steps
 from maskloom.training.precision import fastest_precision, in_precision

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.runs.display import Progress
-from maskloom.system.resources import release_free_memory
+from maskloom.system.freed_memory import release_free_memory
 from maskloom.tasks.examples import Example, ReadingReport, pieces_of
 from maskloom.tasks.kinds import KINDS, TaskKind
 from maskloom.tasks.settings import ClassificationSettings, KindSettings

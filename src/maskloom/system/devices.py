@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from maskloom.errors import ConfigError, amount
+from maskloom.system.freed_memory import kept_memory
 from maskloom.system.launch import DEVICE_NAMES, is_one_of_several, num_processes
-from maskloom.system.resources import available_memory, kept_memory, system_text
+from maskloom.system.resources import available_memory, system_text
 from maskloom.system.shared_cores import share_cores
 
 _HALF_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

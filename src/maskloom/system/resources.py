@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 # Iterations for which a libgomp thread spins before it sleeps, where `shared_cores` cannot help.
 _SPINS = 1000
@@ -19,12 +14,6 @@ _MEMORY_FILES = (
     ("memory.max", "memory.current", ""),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 )
-_LIBRARY = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
-_TRIM, _MALLOPT = (getattr(_LIBRARY, name, None) for name in ("malloc_trim", "mallopt"))  # of glibc
-# mallopt's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, with the sizes up to which glibc itself raises them.
-_THRESHOLDS = {-1: 64 << 20, -3: 32 << 20}
-_COUNTING = threading.Lock()
-_num_keeping = 0
 
 
 def usable_cores() -> int:
@@ -111,33 +100,6 @@ def require_memory(num_bytes: int, what: str, error: type[ValueError] | None = N
 
         told = f"takes {num_bytes:,} bytes of memory, but only {available:,} are available"
         raise (error or ConfigError)(f"{what} {told}")
-
-
-def release_free_memory() -> bool:
-    """Return free pages to the system, which takes milliseconds; returns whether that is possible here."""
-    if _TRIM is not None:
-        _TRIM(0)
-    return _TRIM is not None
-
-
-@contextmanager
-def kept_memory() -> Iterator[None]:
-    """Within, the C library retains freed memory: a page returned to the system is cleared before it is used again."""
-    _count_keeping(1)
-    try:
-        yield
-    finally:
-        _count_keeping(-1)
-
-
-def _count_keeping(change: int) -> None:
-    """Set the C library's thresholds when the first of nested or concurrent contexts begins, and when the last ends."""
-    global _num_keeping
-    with _COUNTING:
-        _num_keeping += change
-        if _MALLOPT is not None and _num_keeping == max(change, 0):
-            for threshold, size in _THRESHOLDS.items():
-                _MALLOPT(threshold, 2**31 - 1 if change > 0 else size)
 
 
 def _left_in(folder: str, limit: str, use: str, start: str) -> int | None:

@@ -15,7 +15,7 @@ from typing import Any
 from maskloom.errors import ConfigError
 from maskloom.objectives.carrying import with_carry
 from maskloom.objectives.objective import Objective
-from maskloom.system.resources import kept_memory, release_free_memory
+from maskloom.system.freed_memory import kept_memory, release_free_memory
 from maskloom.training.checkpointing.background_saves import BackgroundSaves
 from maskloom.training.checkpointing.checkpoints import (
     Restored,

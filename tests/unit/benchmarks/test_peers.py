@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from maskloom.system import resources
+from maskloom.system import freed_memory
 
 FOLDER = Path(__file__).resolve().parents[3] / "benchmarks"
 
@@ -26,7 +26,7 @@ def test_a_side_keeps_memory_if_it_is_ours_or_its_name_says_so(side, keeps, monk
     from rounds import memory_of
 
     set_to = []
-    monkeypatch.setattr(resources, "_MALLOPT", lambda threshold, size: set_to.append(size))
+    monkeypatch.setattr(freed_memory, "_MALLOPT", lambda threshold, size: set_to.append(size))
     with memory_of(side):
         assert bool(set_to) == keeps
 
@@ -119,7 +119,7 @@ def test_the_peer_of_a_step_keeps_memory_too(monkeypatch):
     from step_sides import Peer
 
     set_to = []
-    monkeypatch.setattr(resources, "_MALLOPT", lambda threshold, size: set_to.append(size))
+    monkeypatch.setattr(freed_memory, "_MALLOPT", lambda threshold, size: set_to.append(size))
     with pytest.raises(AttributeError):
         Peer.step(object())
-    assert set_to[: len(set_to) // 2] == [2**31 - 1] * len(resources._THRESHOLDS)
+    assert set_to[: len(set_to) // 2] == [2**31 - 1] * len(freed_memory._THRESHOLDS)

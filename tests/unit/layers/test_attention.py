@@ -3,7 +3,6 @@ import math
 import pytest
 import torch
 
-from maskloom.layers import attention
 from maskloom.layers.attention import SelfAttention, attend
 from maskloom.layers.cross_attention import CrossAttention
 from maskloom.layers.sequence_layout import SequenceLayout
@@ -35,22 +34,6 @@ def test_equals_attention_of_each_sequence_alone(lengths, causal):
     (expected_gradient,) = torch.autograd.grad((expected * weights).sum(), qkv)
     torch.testing.assert_close(context, expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(
-    ("lengths", "is_own"), [(LENGTHS, True), ([64, 9], True), ([65, 9], False), ([12], False), ([130, 4], False)]
-)
-def test_without_a_gradient_several_short_sequences_are_computed_by_our_function(lengths, is_own, causal, monkeypatch):
-    calls = []
-    own = attention.grouped_attention
-    monkeypatch.setattr(attention, "grouped_attention", lambda *given, **how: calls.append(given) or own(*given, **how))
-    torch.manual_seed(0)
-    qkv = torch.randn(sum(lengths), 3 * 32)
-    with torch.inference_mode():
-        context = attend(qkv, SequenceLayout.from_lengths(lengths), 4, 0.0, causal=causal)
-    assert bool(calls) == is_own
-    torch.testing.assert_close(context, naive(qkv, lengths, 4, causal=causal), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("lengths", [[64, 64], [64, 63, 9]])

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from maskloom.system import resources
+from maskloom.system import freed_memory
 from maskloom.system.devices import inference_in
-from maskloom.system.resources import kept_memory, release_free_memory
+from maskloom.system.freed_memory import kept_memory, release_free_memory
 
 
 def resident_mib() -> float:
@@ -43,7 +43,7 @@ def test_freed_memory_is_kept_within():
     """The system counts newly mapped pages, in a separate process."""
     code = """if True:
         import contextlib, resource, torch
-        from maskloom.system.resources import kept_memory
+        from maskloom.system.freed_memory import kept_memory
         torch.set_num_threads(1)
         def new_pages():
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -65,7 +65,7 @@ def test_freed_memory_is_kept_within():
 def set_to(monkeypatch):
     """The sizes that the C library was told, without its being told."""
     sizes = []
-    monkeypatch.setattr(resources, "_MALLOPT", lambda threshold, size: sizes.append(size))
+    monkeypatch.setattr(freed_memory, "_MALLOPT", lambda threshold, size: sizes.append(size))
     return sizes
 
 
@@ -74,17 +74,17 @@ def test_memory_is_kept_until_the_last_of_nested_contexts_ends(set_to):
         with kept_memory():
             pass
         assert set(set_to) == {2**31 - 1}
-    assert set_to[-2:] == [*resources._THRESHOLDS.values()]
+    assert set_to[-2:] == [*freed_memory._THRESHOLDS.values()]
 
 
 def test_a_context_that_fails_ends(set_to):
     with pytest.raises(KeyError), kept_memory():
         raise KeyError
-    assert set_to[-2:] == [*resources._THRESHOLDS.values()]
+    assert set_to[-2:] == [*freed_memory._THRESHOLDS.values()]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_inference_keeps_the_memory_of_a_batch_for_the_next(set_to, precision):
     with inference_in(precision, torch.device("cpu")):
         assert set(set_to) == {2**31 - 1}
-    assert set_to[-2:] == [*resources._THRESHOLDS.values()]
+    assert set_to[-2:] == [*freed_memory._THRESHOLDS.values()]

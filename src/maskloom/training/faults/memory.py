@@ -20,7 +20,8 @@ from maskloom.objectives.carrying import with_carry
 from maskloom.objectives.objective import Objective, model_device
 from maskloom.system.files import write_json
 from maskloom.system.foreign_files import read_json_object
-from maskloom.system.resources import available_memory, release_free_memory
+from maskloom.system.freed_memory import release_free_memory
+from maskloom.system.resources import available_memory
 from maskloom.training.precision import in_precision
 from maskloom.training.ranks.ranks import Ranks
 from maskloom.training.settings import TrainingSection
