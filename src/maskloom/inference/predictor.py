@@ -187,7 +187,8 @@ class Predictor(TaskModel):
         if int8:
             quantize_dense_layers(model.encoder)
         else:
-            dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+            # a left-to-right model generates in fp32 whatever the precision
+            dtype = torch.bfloat16 if precision == "bf16" and not model.config.is_causal else torch.float32
             pack_for_inference(model.encoder, decodes=model.config.is_causal, dtype=dtype)
             if model.config.is_causal and model.vocabulary_head is not None:
                 pack_for_inference(model.vocabulary_head, decodes=True)

@@ -22,7 +22,6 @@ from maskloom.runs.run_folder import fingerprint, model_files
 from maskloom.system.devices import chosen_device, describe_device
 from maskloom.system.files import output_file
 from maskloom.system.folder_lock import alone_in_folder
-from maskloom.system.freed_memory import kept_memory
 from maskloom.tasks.encoding import encode_examples
 from maskloom.tasks.examples import Example
 from maskloom.tasks.kinds import TAGGING
@@ -50,7 +49,6 @@ _BATCHES_BETWEEN_MARKS = 32
 _Encoded = tuple[FeatureUnits, list[dict[str, Any]], dict[str, Any]]
 
 
-@kept_memory()
 def write_features(
     folder: Path,
     model: EncoderWithHeads,

@@ -45,7 +45,7 @@ from maskloom.runs.run_folder import (
     seeds_of,
     version_lines,
 )
-from maskloom.runs.start_summary import finetuning_lines, model_line, precision_lines
+from maskloom.runs.start_summary import finetuning_lines, model_line
 from maskloom.runs.words import vectors_file
 from maskloom.system.devices import describe_device, half_type
 from maskloom.system.files import numbered_folders, write_json
@@ -178,7 +178,7 @@ def _finetune(
         return result
     if recipe.training.num_threads:
         torch.set_num_threads(recipe.training.num_threads)
-    about_task = [*precision_lines(settings, ranks.device), *finetuning_lines(recipe, settings, plan.train)]
+    about_task = finetuning_lines(recipe, settings, plan.train)
     told = [about, *told, *(version_lines(out) if ranks.is_first else ()), f"device: {describe_device(ranks.device)}"]
     for line in [*told, *about_task, *extension_lines(settings), *plan.account["notes"]]:
         progress.say(line)

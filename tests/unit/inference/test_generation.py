@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+import torch
 from tests.unit.inference.generators import SIZES, generator_folder
 
 from maskloom.checkpoints.huggingface import save_model
@@ -39,6 +40,25 @@ def test_answers_depend_on_no_company(tmp_path, name):
     alone = [Predictor.load(folder).generate([text], how, first=7 + place)[0] for place, text in enumerate(TEXTS)]
     assert [text["text"] for text in together] == [text["text"] for text in alone]
     assert len({text["text"] for text in together}) > len(TEXTS) / 2
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "dtypes"),
+    [
+        ("transformer", "fp32", {torch.float32}),
+        ("transformer", "bf16", {torch.bfloat16}),
+        ("gpt", "bf16", {torch.float32}),  # which always generates in fp32
+    ],
+)
+def test_weights_are_packed_in_the_precision_that_generates(tmp_path, monkeypatch, name, precision, dtypes):
+    packed = []
+    monkeypatch.setattr(
+        "maskloom.inference.predictor.pack_for_inference",
+        lambda module, *, decodes, dtype=torch.float32: packed.append(dtype),
+    )
+    Predictor.load(generator_folder(tmp_path, name), device="cpu", precision=precision)
+    assert len(packed) == 2
+    assert set(packed) == dtypes
 
 
 def test_long_sources_are_cut_and_counted_as_in_predictions(tmp_path):
