@@ -51,8 +51,8 @@ VARIANTS: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "rate 4e-3": ("rotary, pre-norm", (*BEST, "training.learning_rate=4e-3")),
     "batches of 16": ("rotary, pre-norm", (*BEST, "training.batch_size=16", "training.steps=6000")),
     "first weights 0.02": ("rotary, pre-norm", (*BEST, "model.config.initializer_range=0.02")),
-    "masks 20 %": ("rotary, pre-norm", (*BEST, "data.masked_lm_prob=0.2")),
-    "masks 15 %": ("rotary, pre-norm", (*BEST, "data.masked_lm_prob=0.15")),
+    "masks 20%": ("rotary, pre-norm", (*BEST, "data.masked_lm_prob=0.2")),
+    "masks 15%": ("rotary, pre-norm", (*BEST, "data.masked_lm_prob=0.15")),
     "next sentences": ("rotary, pre-norm", (*BEST, "data.next_sentence=true")),
     "sentence order": ("rotary, pre-norm", (*BEST, "data.next_sentence=true", "data.sentence_order=true")),
     "dropout 0.1": (

@@ -302,7 +302,7 @@ ROWS = (
     Row(
         "R6",
         "corpus tampering: 200 bit flips, truncations, missing or swapped files, another vocabulary",
-        "all reported on opening; checks take <= 2 % of the loading time",
+        "all reported on opening; checks take <= 2% of the loading time",
         NUM_FLIPS,
         tampered_corpora,
     ),

@@ -24,6 +24,8 @@ from maskloom.runs.recipes import KINDS
 
 # Extra settings for masked models at a scale: twice the paper's prediction targets, as in the quick start.
 _MASKED = {"tiny": ("data.masked_lm_prob=0.3",)}
+# Extra settings for named entities at a scale: CoNLL has far more examples than the other tasks.
+_TAGGED = {"tiny": ("training.batch_size=32", "training.epochs=2")}
 # Checkpoints to keep where tenths of the steps are compared.
 _MORE_THAN_SAVED = 1000
 # How long to time steps of each model, and the approximate bytes per token in files of examples: four, or eleven
@@ -61,6 +63,7 @@ class Plan:
     def finetuning(self, arm: Arm, probe: Probe, seed: int) -> FinetuneRecipe:
         """Return the recipe for fine-tuning an arm on a task."""
         kind = [f'task="{probe.kind}"'] if probe.kind else []
+        kind += _TAGGED.get(self.scale, ()) if probe.kind == "tagging" else ()
         own = () if arm.linear and probe.kind != "tagging" else arm.settings
         return self._recipe("finetune", [*kind, *probe.settings, *own], seed, self.experiment.finetuning)
 

@@ -198,8 +198,9 @@ def _about(results: Mapping[str, Any]) -> str:
     """Describe the scale, seeds, text and time of an experiment, and the machine with its versions."""
     text, minutes = results["text"], sum(results["seconds"].values()) / 60
     tokens = f", {text['num_tokens']:,} tokens" if "num_tokens" in text else ""
+    cpu = f"{seconds / 60:.0f} CPU minutes, " if (seconds := results.get("cpu_seconds")) else ""
     return (
-        f"Scale {results['scale']}, {amount(results['num_seeds'], 'seed')}, text: {text['text']}{tokens}; "
+        f"Scale {results['scale']}, {amount(results['num_seeds'], 'seed')}, text: {text['text']}{tokens}; {cpu}"
         f"{minutes:.0f} minutes on {results['machine']}."
     )
 

@@ -172,6 +172,7 @@ def _run(plan: Plan, stages: Stages, num_jobs: int, progress: Progress) -> dict[
     found = _results(works, told, stages, 1 if compared else num_jobs, progress)
     models = {run: found[pretraining_stage(*run)] for run in pretrainings}
     found = _results(scorings, told, stages, num_jobs, progress)
+    cpu_seconds = [result.get("cpu_seconds") for result in (*models.values(), *found.values())]
     scored = [(arm.name, role, found[scoring_stage(arm, role, seed)]) for arm, role, seed in jobs]
     scores: dict[str, dict[str, list[float]]] = {}
     for name, role, result in scored:
@@ -183,6 +184,8 @@ def _run(plan: Plan, stages: Stages, num_jobs: int, progress: Progress) -> dict[
         scores.setdefault(arm.name, {})[measure] = values
     return {
         **_trained(plan, stages),
+        # stages of earlier versions lack them
+        "cpu_seconds": None if None in cpu_seconds else sum(cpu_seconds),
         "models": {model: [models[run] for run in pretrainings if run[0] == model] for model in plan.experiment.models},
         "scores": scores,
         "references": {role: one["reference"] for _, role, one in scored if one["reference"] is not None},
@@ -227,7 +230,7 @@ def _results(
 
     if num_jobs == 1:
         for name, work in left():
-            stages.run(name, partial(work, progress=progress))
+            stages.run(name, partial(_with_cpu_seconds, partial(work, progress=progress)))
     else:
         since, how = time.perf_counter(), {"name": itemgetter(0), "patience": _PATIENCE}
         for name, result in results_of_processes(_worker, (), left(), num_jobs, **how):
@@ -239,7 +242,13 @@ def _results(
 
 def _worker() -> Callable[[tuple[str, Work]], tuple[str, dict[str, Any]]]:
     torch.set_num_threads(1)
-    return lambda task: (task[0], task[1](progress=SILENT))
+    return lambda task: (task[0], _with_cpu_seconds(partial(task[1], progress=SILENT)))
+
+
+def _with_cpu_seconds(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the result of a stage and, as `cpu_seconds`, what it took of this process's time on all cores."""
+    started = time.process_time()
+    return {**work(), "cpu_seconds": time.process_time() - started}
 
 
 def _pretraining_work(plan: Plan, model: str, seed: int) -> Work:
