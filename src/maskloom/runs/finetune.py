@@ -358,16 +358,15 @@ def _account(
     if shared:
         other = f", {num_other} of them with a different label" if num_other else ""
         notes.append(f"{len(shared):,} of {len(dev[0].examples):,} dev examples are also in train{other}")
-    counts = label_counts(task.targets(train[1]), len(task.labels)) if task.labels else ()
-    unseen = [name for name, count in zip(task.labels, counts, strict=False) if not count]
-    scheme = getattr(task.settings, "scheme", None)
-    if task.labels and scheme in (None, "plain"):
-        doubts = doubtful_labels(task.labels, [*counts], [*label_counts(task.targets(dev[1]), len(task.labels))])
-        more = f"; {len(doubts) - _SHOWN_DOUBTS} more" if len(doubts) > _SHOWN_DOUBTS else ""
-        notes += [f"labels to check: {'; '.join(doubts[:_SHOWN_DOUBTS])}{more}"] if doubts else []
-    if unseen and scheme in (None, "plain"):
-        shown = ", ".join(unseen[:_SHOWN_LABELS]) + (" ..." if len(unseen) > _SHOWN_LABELS else "")
-        notes.append(f"{len(unseen)} of {len(task.labels)} labels do not occur in train and cannot be learned: {shown}")
+    if task.labels and getattr(task.settings, "scheme", None) in (None, "plain"):
+        counts, of_dev = ([*label_counts(task.targets(side), len(task.labels))] for side in (train[1], dev[1]))
+        if doubts := doubtful_labels(task.labels, counts, of_dev):
+            more = f"; {len(doubts) - _SHOWN_DOUBTS} more" if len(doubts) > _SHOWN_DOUBTS else ""
+            notes.append(f"labels to check: {'; '.join(doubts[:_SHOWN_DOUBTS])}{more}")
+        if unseen := [name for name, count in zip(task.labels, counts, strict=True) if not count]:
+            shown = ", ".join(unseen[:_SHOWN_LABELS]) + (" ..." if len(unseen) > _SHOWN_LABELS else "")
+            told = f"{len(unseen)} of {len(task.labels)} labels do not occur in train and cannot be learned"
+            notes.append(f"{told}: {shown}")
     if len(train[1]) < recipe.training.batch_size:
         notes.append(f"batch_size {recipe.training.batch_size} lowered to {len(train[1])}, the number of examples")
     return {
