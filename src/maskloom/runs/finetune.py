@@ -320,8 +320,10 @@ def _prepare(
     except UnknownLabelError as error:
         raise with_hint(error, reading) from None
     learned = {} if task.learned is None else task.learned(encoded)
-    if (weights := _class_weights(recipe, task, encoded)) is not None:
-        learned["class_weights"] = weights
+    if isinstance(recipe.class_weights, dict):
+        learned["class_weights"] = weights_by_name(recipe.class_weights, task.labels)
+    elif recipe.class_weights == "balanced":
+        learned["class_weights"] = balanced_weights(task.targets(encoded), len(task.labels))
     task = changed(task, **learned) if learned else task
     account = _account(recipe, task, (train_data, encoded), (dev_data, dev_encoded))
     account["notes"] += [*_unknown_note(encoded, tokenizer), *unread_sections(recipe)]
@@ -333,14 +335,6 @@ def _prepare(
     return FinetunePlan(
         out, recipe, task, source, config, tokenizer, encoded, dev_encoded, takes_pairs, account, settings, verify
     )
-
-
-def _class_weights(recipe: FinetuneRecipe, task: Task, train: EncodedData) -> list[float] | None:
-    if recipe.class_weights == "none":
-        return None
-    if isinstance(recipe.class_weights, dict):
-        return weights_by_name(recipe.class_weights, task.labels)
-    return balanced_weights(task.targets(train), len(task.labels))
 
 
 def _account(

@@ -174,6 +174,7 @@ def environment() -> dict[str, Any]:
     import numpy as np  # imported here: reading run folders does not need it
 
     torch = sys.modules.get("torch")  # word vectors do not need it, and it takes as much memory as many of them
+    named = re.search(r"^model name\s*:(.*)", system_text("/proc/cpuinfo"), re.MULTILINE)
     return {
         "command": ["maskloom", *map(shown_name, sys.argv[1:])],
         "versions": {
@@ -185,7 +186,7 @@ def environment() -> dict[str, Any]:
         },
         "hardware": {
             "machine": platform.machine(),
-            "processor": _processor(),
+            "processor": named[1].strip() if named else platform.processor(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads() if torch else None,
             "cuda": torch.cuda.get_device_name() if torch and torch.cuda.is_available() else None,
@@ -207,11 +208,6 @@ def version_lines(out: Path) -> list[str]:
         f"warning: {change}: the last bits may differ"
         for change in changes(before, now, sorted(before.keys() & now.keys()))
     ]
-
-
-def _processor() -> str:
-    named = re.search(r"^model name\s*:(.*)", system_text("/proc/cpuinfo"), re.MULTILINE)
-    return named[1].strip() if named else platform.processor()
 
 
 def check_same_recipe(out: Path, recipe: Section, may_change: Collection[str]) -> bool:
