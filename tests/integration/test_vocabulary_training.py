@@ -35,9 +35,9 @@ def texts(tmp_path: Path) -> Path:
 
 def train(paths: Any, out: Path, **options: Any) -> dict[str, Any]:
     settings = {"size": 130, **options}
-    given = {name: settings.pop(name) for name in ("max_length", "on_bad_text") if name in settings}
-    work = Work(settings.pop("num_workers", 1))
-    return train_vocabulary_from_files(paths, VocabularySettings(**settings), out=out, work=work, **given)
+    work, on_bad_text = Work(settings.pop("num_workers", 1)), settings.pop("on_bad_text", "error")
+    settings = VocabularySettings(**settings)
+    return train_vocabulary_from_files(paths, settings, out=out, work=work, on_bad_text=on_bad_text)
 
 
 def fingerprints(folder: Path) -> dict[str, str]:
@@ -82,11 +82,11 @@ def test_a_cap_above_the_distinct_words_changes_nothing_and_one_below_drops_the_
 
 
 def test_the_folder_is_a_tokenizer_of_the_case_asked_for(texts: Path, tmp_path: Path) -> None:
-    train([texts], tmp_path / "uncased", max_length=64)
+    train([texts], tmp_path / "uncased")
     train([texts], tmp_path / "cased", lowercase=False, size=170)
     uncased, cased = Tokenizer.load(tmp_path / "uncased"), Tokenizer.load(tmp_path / "cased")
     assert (uncased.lowercase, cased.lowercase) == (True, False)
-    assert (uncased.max_length, cased.max_length) == (64, 512)
+    assert (uncased.max_length, cased.max_length) == (512, 512)
     assert uncased.tokens("The CAFÉ") == uncased.tokens("the cafe")
     assert "".join(cased.tokens("The café")).replace("##", "") == "Thecafé"
     assert uncased.vocabulary.tokens[:5] == cased.vocabulary.tokens[:5] == SPECIAL_TOKENS
@@ -207,7 +207,6 @@ def test_text_without_words_is_an_error(tmp_path: Path, content: str, message: s
         ({"on_bad_text": "ignore"}, "on_bad_text is 'ignore'"),
         ({"num_workers": 0}, "num_workers = 0"),
         ({"max_distinct_words": 0}, "max_distinct_words = 0"),
-        ({"max_length": 2}, "max_length = 2"),
     ],
 )
 def test_impossible_settings_are_named(texts: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:
@@ -249,7 +248,7 @@ def test_an_earlier_vocabulary_and_anything_else_is_left_alone(texts: Path, tmp_
     with pytest.raises(ConfigError):
         train([texts], out, size=20)
     assert fingerprints(out) == first
-    for other, named in (({"size": 120}, "size"), ({"lowercase": False, "max_length": 64}, "lowercase, max_length")):
+    for other, named in (({"size": 120}, "size"), ({"lowercase": False, "score": "likelihood"}, "lowercase, score")):
         with pytest.raises(ConfigError, match=rf"different vocabulary \(differences: {named}\).*choose another --out"):
             train([texts], out, **other)
     with pytest.raises(ConfigError, match=r"\(differences: text\)"):

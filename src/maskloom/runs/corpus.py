@@ -6,7 +6,7 @@ import hashlib
 import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -144,7 +144,6 @@ def train_vocabulary_from_files(
     settings: VocabularySettings,
     *,
     out: str | Path,
-    max_length: int = 512,
     on_bad_text: Literal["error", "skip"] = "error",
     work: Work = ONE_PROCESS,
     progress: Callable[[str, int, int], None] | None = None,
@@ -159,7 +158,7 @@ def train_vocabulary_from_files(
     _check_is_free(out)
     refuse_output_inside(paths, out)
     files = source_files(paths)
-    made_from = {**asdict(settings), "max_length": max_length, "on_bad_text": on_bad_text}
+    made_from = {**asdict(settings), "max_length": Tokenizer.max_length, "on_bad_text": on_bad_text}
     if (out / REPORT).exists():
         return _finished(out, {**made_from, "text": _digest(describe_file(file.path)["sha256"] for file in files)})
     reading, place = ReadingReport(), ["the start"]
@@ -168,7 +167,7 @@ def train_vocabulary_from_files(
         count = partial(count_words, scratch=folder, place=lambda: place[0])
         tokenizer, about = train_vocabulary(texts, settings, work=work, progress=progress, count=count)
         made_from["text"] = _digest(reading.sums[file.path] for file in files)
-        replace(tokenizer, max_length=max_length).save(folder)
+        tokenizer.save(folder)
         report = {**about, "reading": reading.as_dict(), "made_from": made_from}
         report["sha256"] = _sum_of_tokens(folder)
         write_json(folder / REPORT, report)

@@ -320,8 +320,10 @@ def _prepare(
     except UnknownLabelError as error:
         raise with_hint(error, reading) from None
     learned = {} if task.learned is None else task.learned(encoded)
-    if (weights := _class_weights(recipe, task, encoded)) is not None:
-        learned["class_weights"] = weights
+    if isinstance(recipe.class_weights, dict):
+        learned["class_weights"] = weights_by_name(recipe.class_weights, task.labels)
+    elif recipe.class_weights == "balanced":
+        learned["class_weights"] = balanced_weights(task.targets(encoded), len(task.labels))
     task = changed(task, **learned) if learned else task
     account = _account(recipe, task, (train_data, encoded), (dev_data, dev_encoded))
     account["notes"] += [*_unknown_note(encoded, tokenizer), *unread_sections(recipe)]
@@ -333,14 +335,6 @@ def _prepare(
     return FinetunePlan(
         out, recipe, task, source, config, tokenizer, encoded, dev_encoded, takes_pairs, account, settings, verify
     )
-
-
-def _class_weights(recipe: FinetuneRecipe, task: Task, train: EncodedData) -> list[float] | None:
-    if recipe.class_weights == "none":
-        return None
-    if isinstance(recipe.class_weights, dict):
-        return weights_by_name(recipe.class_weights, task.labels)
-    return balanced_weights(task.targets(train), len(task.labels))
 
 
 def _account(
@@ -358,16 +352,15 @@ def _account(
     if shared:
         other = f", {num_other} of them with a different label" if num_other else ""
         notes.append(f"{len(shared):,} of {len(dev[0].examples):,} dev examples are also in train{other}")
-    counts = label_counts(task.targets(train[1]), len(task.labels)) if task.labels else ()
-    unseen = [name for name, count in zip(task.labels, counts, strict=False) if not count]
-    scheme = getattr(task.settings, "scheme", None)
-    if task.labels and scheme in (None, "plain"):
-        doubts = doubtful_labels(task.labels, [*counts], [*label_counts(task.targets(dev[1]), len(task.labels))])
-        more = f"; {len(doubts) - _SHOWN_DOUBTS} more" if len(doubts) > _SHOWN_DOUBTS else ""
-        notes += [f"labels to check: {'; '.join(doubts[:_SHOWN_DOUBTS])}{more}"] if doubts else []
-    if unseen and scheme in (None, "plain"):
-        shown = ", ".join(unseen[:_SHOWN_LABELS]) + (" ..." if len(unseen) > _SHOWN_LABELS else "")
-        notes.append(f"{len(unseen)} of {len(task.labels)} labels do not occur in train and cannot be learned: {shown}")
+    if task.labels and getattr(task.settings, "scheme", None) in (None, "plain"):
+        counts, of_dev = ([*label_counts(task.targets(side), len(task.labels))] for side in (train[1], dev[1]))
+        if doubts := doubtful_labels(task.labels, counts, of_dev):
+            more = f"; {len(doubts) - _SHOWN_DOUBTS} more" if len(doubts) > _SHOWN_DOUBTS else ""
+            notes.append(f"labels to check: {'; '.join(doubts[:_SHOWN_DOUBTS])}{more}")
+        if unseen := [name for name, count in zip(task.labels, counts, strict=True) if not count]:
+            shown = ", ".join(unseen[:_SHOWN_LABELS]) + (" ..." if len(unseen) > _SHOWN_LABELS else "")
+            told = f"{len(unseen)} of {len(task.labels)} labels do not occur in train and cannot be learned"
+            notes.append(f"{told}: {shown}")
     if len(train[1]) < recipe.training.batch_size:
         notes.append(f"batch_size {recipe.training.batch_size} lowered to {len(train[1])}, the number of examples")
     return {

@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from maskloom.checkpoints.huggingface import CONFIG, load_model, read_model_config, save_model
 from maskloom.checkpoints.tensor_files import WEIGHTS
 from maskloom.config import FinetuneRecipe, TrainingSection
@@ -31,7 +29,7 @@ from maskloom.runs.run_folder import METRICS, run_id, saved_sum
 from maskloom.runs.task_summaries import unit_of
 from maskloom.runs.word_vectors import take_word_vectors
 from maskloom.system.files import copy_files, numbered_folders, replacing_folder, write_json
-from maskloom.system.foreign_files import read_json_object, read_json_value
+from maskloom.system.foreign_files import read_json_object, read_json_value, read_object_inside
 from maskloom.tasks.encoding import EncodedData, ShuffledBatches
 from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.task import Task, evaluate_task
@@ -164,8 +162,7 @@ def reopen_restarts(out: Path, recipe: FinetuneRecipe) -> None:
         if all((folder / "best" / name).exists() for name in (CONFIG, WEIGHTS)):
             continue
         if model.exists():
-            known = read_json_object(folder / BEST_STEP).get("sha256") if (folder / BEST_STEP).exists() else None
-            if known not in (None, saved_sum(model)):
+            if read_object_inside(folder, BEST_STEP).get("sha256") not in (None, saved_sum(model)):
                 raise DataError(
                     f"{model}: {CONFIG} or {WEIGHTS} has changed since the run wrote it, so the run cannot be "
                     "extended; restore the file, or start a new run with another --out"
@@ -252,9 +249,7 @@ def initial_model(plan: FinetunePlan, seed: int) -> tuple[EncoderWithHeads, list
     if getattr(plan.config, "source_vocab_size", None) != getattr(model.config, "source_vocab_size", None):
         known = dict(model.named_parameters())
         model = build(plan.config, leave=known.keys())
-        with torch.no_grad():
-            for name in known:
-                model.get_parameter(name).copy_(known[name])
+        model.load_state_dict(known, strict=False)
     if plan.recipe.from_scratch:
         model = build(model.config)
     return _learning(plan, model), []
@@ -281,8 +276,7 @@ def summarise_restarts(results: list[dict[str, Any]], primary: str, failures: di
     degenerate. `failures` are runs that were given up: they count as degenerate and have no score.
     """
     scores = {str(result["seed"]): result["best"]["scores"][primary] for result in results}
-    degenerate = {str(result["seed"]): result["best"]["degenerate"] for result in results}
-    degenerate = {seed: reason for seed, reason in degenerate.items() if reason}
+    degenerate = {str(result["seed"]): reason for result in results if (reason := result["best"]["degenerate"])}
     degenerate |= {str(seed): f"given up: {reason}" for seed, reason in failures.items()}
     sound = [score for seed, score in scores.items() if seed not in degenerate]
     return {
@@ -347,7 +341,7 @@ class _DevWatch:
 
     def _keep(self, model: EncoderWithHeads, entry: dict[str, Any]) -> None:
         kept, path = self._folder / "best", self._folder / BEST_STEP
-        former = read_json_object(path) if path.exists() else {}  # still true if a kill comes before the weights
+        former = read_object_inside(self._folder, BEST_STEP)  # still true if a kill comes before the weights
         write_json(path, {**former, "step": entry["step"]})  # first: an extension must not start earlier
         save_model(model, kept, extra_config=self._plan.task.published_config)
         write_json(path, {"step": entry["step"], "sha256": saved_sum(kept), "entry": entry})
@@ -358,9 +352,9 @@ class _DevWatch:
 
         If a kill left weights there whose scores are unknown, no weights count as the best.
         """
-        kept, path = self._folder / "best", self._folder / BEST_STEP
+        kept = self._folder / "best"
         if self._ranks.is_first and kept.exists():  # a finished run has removed it
-            known = read_json_object(path) if path.exists() else {}
+            known = read_object_inside(self._folder, BEST_STEP)
             self.memory.pop("best", None)
             is_whole = all((kept / name).exists() for name in (CONFIG, WEIGHTS))
             if is_whole and known.get("sha256") == saved_sum(kept):

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from maskloom.checkpoints.huggingface import CONFIG, format_of, read_model_config, save_model
 from maskloom.checkpoints.published.sentence_transformers import copy_modules
 from maskloom.config import CardSection, FinetuneRecipe, PretrainRecipe, recipe_toml
@@ -24,7 +22,7 @@ from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.runs.display import printable
 from maskloom.system.files import copy_files, replacing, replacing_folder, write_json, write_text
-from maskloom.system.foreign_files import file_inside, read_json_object
+from maskloom.system.foreign_files import read_object_inside
 from maskloom.tasks.kinds import KINDS
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.checkpointing.checkpoints import REST, check_shapes, checkpoint_weights, step_folders
@@ -62,7 +60,7 @@ class Card:
 
     def write(self, folder: Path) -> None:
         """Write README.md into a model folder: the facts as YAML, then title, summary, metrics and recipe."""
-        config = read_json_object(folder / CONFIG) if (folder / CONFIG).exists() else {}
+        config = read_object_inside(folder, CONFIG)
         named = (config.get("model_type"), *config.get("architectures", ()))
         is_own = any(str(name).lower().startswith("maskloom") for name in named)
         opens = "" if is_own else " and with transformers"
@@ -165,8 +163,7 @@ def hub_name(folder: Path) -> str | None:
 
     A local path does not count, because a hub would link to whatever has that name there.
     """
-    config = file_inside(folder, "config.json")
-    named = "" if config is None else str(read_json_object(config).get("_name_or_path"))
+    named = str(read_object_inside(folder, CONFIG).get("_name_or_path"))
     return named if _HUB_NAME.fullmatch(named) else None
 
 
@@ -235,9 +232,7 @@ def write_best_model(model: EncoderWithHeads, checkpoints: Path, tokenizer: Toke
 
 def filled(model: EncoderWithHeads, checkpoint: Path) -> EncoderWithHeads:
     """Give a model the weights of a checkpoint and return it; raises DataError for one of another model, or changed."""
-    weights, parameters = checkpoint_weights(checkpoint), dict(model.named_parameters())
-    check_shapes(checkpoint, weights, parameters)
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(weights[name])
+    weights = checkpoint_weights(checkpoint)
+    check_shapes(checkpoint, weights, dict(model.named_parameters()))
+    model.load_state_dict(weights, strict=False)  # a tied parameter has one of its names there
     return model

@@ -39,13 +39,7 @@ from maskloom.runs.pretraining_plan import (
 )
 from maskloom.runs.resuming import changes_of, extended_recipe, extension_lines, verify_resuming
 from maskloom.runs.run_folder import METRICS, RECIPE, input_sums, prepare_run_folder, run_id, version_lines
-from maskloom.runs.start_summary import (
-    default_lines,
-    model_line,
-    phase_lines,
-    precision_lines,
-    repeated_text_lines,
-)
+from maskloom.runs.start_summary import default_lines, model_line, phase_lines, precision_lines, repeated_text_lines
 from maskloom.runs.task_summaries import describe_metrics
 from maskloom.runs.word_vectors import take_word_vectors
 from maskloom.runs.words import vectors_file
@@ -252,11 +246,9 @@ class _Run:
 
     @property
     def row(self) -> Pretraining:
-        """The row of the objective in `PRETRAINING`."""
         return PRETRAINING[self.recipe.objective]
 
     def loader(self, documents: np.ndarray, plan: PhasePlan, batch_size: int, rows: slice = slice(None)) -> Loader:
-        """Return a loader of a phase's batches from some documents."""
         seed, data = self.recipe.seed, plan.data_for(self.model.config)
         return self.row.loader(self.corpus, documents, data, batch_size=batch_size, seed=seed, rows=rows)
 
@@ -392,8 +384,7 @@ def logged_metrics(out: Path, event: str, stage: str, step: int) -> dict[str, fl
     """Return the metrics of the last event of that name at a stage's step, from the run's log; None without one."""
     path, wanted = out / "events.jsonl", (event, stage, step)
     events = reversed(read_events(path)) if path.exists() else ()
-    found = (one for one in events if (one["event"], one.get("stage"), one.get("step")) == wanted)
-    return next((one["metrics"] for one in found), None)
+    return next((one["metrics"] for one in events if (one["event"], one.get("stage"), one.get("step")) == wanted), None)
 
 
 def _held_out_line(corpus: Corpus, held_out: np.ndarray) -> str:

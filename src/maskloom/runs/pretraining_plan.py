@@ -15,7 +15,6 @@ from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.sections import MOST_STEPS
 from maskloom.text.tokenizer import Tokenizer
 
-_NUM_DATA = len(PretrainingData.model_fields)
 # Large enough that no special token's id is refused before the size of the vocabulary is known.
 _ANY_VOCABULARY = 10_000_000
 # Whole-word masking is refused if words have more pieces on average; sentences to look at.
@@ -186,8 +185,8 @@ def ignored_settings(recipe: PretrainRecipe, *, has_init: bool) -> list[str]:
             said.append(f"training.{name} = {value}: ignored, every phase has its own {name}")
     data, lengths = recipe.data, [phase.max_length for phase in recipe.phases]
     is_cap = data.max_predictions_per_seq is not None and data.max_length in lengths
-    given = data.model_fields_set  # a run's own recipe sets all of them
-    is_given = data.max_length != PretrainingData().max_length or ("max_length" in given and len(given) < _NUM_DATA)
+    given, known = data.model_fields_set, PretrainingData.model_fields  # a run's own recipe sets all of them
+    is_given = data.max_length != PretrainingData().max_length or ("max_length" in given and len(given) < len(known))
     if {*lengths} - {data.max_length} and is_given and not is_cap:
         said.append(f"data.max_length = {data.max_length}: ignored, every phase has its own length")
     others = sorted({length for length in lengths if length != data.max_length})

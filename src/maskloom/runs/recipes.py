@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,11 +58,11 @@ def recipe_of_run(
     all phases, and changes the last phase. Raises ConfigError for errors in the recipe, and for a flag that would
     change nothing.
     """
-    by_flag = dict[str, str]()
-    own = by_key(changes)
-    for name in (name for name, value in flags.items() if value is not None and FLAG_KEYS[name] in own):
-        key = FLAG_KEYS[name]
-        raise UsageError(f"{shown_flag(name, True)} and --set {key}=… set the same key: use only one of them")
+    by_flag, own = dict[str, str](), by_key(changes)
+    flags = {name: value for name, value in flags.items() if value is not None}
+    for name in flags:
+        if (key := FLAG_KEYS[name]) in own:
+            raise UsageError(f"{shown_flag(name, True)} and --set {key}=… set the same key: use only one of them")
     if given is None and resumes is not None and (resumes / RECIPE).exists():
         given = resumes / RECIPE
     elif isinstance(given, str | Path):
@@ -70,7 +70,7 @@ def recipe_of_run(
     elif given is not None and not isinstance(given, Mapping):
         what = "a TOML file, the name of a shipped recipe or a mapping of keys to values"
         raise ConfigError(f"recipe must be {what}, not {type(given).__name__}")
-    if resumes is not None and flags.get("minutes") is None:
+    if resumes is not None and "minutes" not in flags:
         changes = ["training.extensions=[]", *changes]  # the run's own extensions apply, whatever the steps are now
         started = load_recipe(kind, given, changes)
         phases = getattr(started, "phases", []) if started.training.minutes is None else []
@@ -79,10 +79,10 @@ def recipe_of_run(
             if left < 1:
                 raise ConfigError(f"--steps {steps}: the phases before the last one already have {steps - left} steps")
             key = f"phases.{len(phases) - 1}.steps"
-            changes, by_flag, flags = [*changes, f"{key}={left}"], {key: f"--steps {steps}"}, {**flags, "steps": None}
-    told = {name: value for name, value in flags.items() if value is not None}
-    changes = [*changes, *overrides_of({FLAG_KEYS[name]: value for name, value in told.items()})]
-    by_flag |= {FLAG_KEYS[name]: shown_flag(name, value) for name, value in told.items()}
+            changes, by_flag = [*changes, f"{key}={left}"], {key: f"--steps {steps}"}
+            del flags["steps"]
+    changes = [*changes, *overrides_of({FLAG_KEYS[name]: value for name, value in flags.items()})]
+    by_flag |= {FLAG_KEYS[name]: shown_flag(name, value) for name, value in flags.items()}
     recipe = load_recipe(kind, given, changes, check=check, flags=by_flag)
     check_flags(recipe, flags, resumes)
     return recipe
@@ -176,35 +176,23 @@ _WIDTH_OF_KEYS = 44
 def explained_lines(content: dict[str, Any]) -> list[str]:
     """Return the lines of what `explained` returns."""
     lines = [content["recipe"], "", *content["about"].split("\n")]
-    section = "none"
-    for key in content["keys"]:
-        if key["path"].rpartition(".")[0] != section:
-            section = key["path"].rpartition(".")[0]
-            lines.append("")
-        mark = "*" if key["is_set"] else " "
-        text = f"{key['path']} = {shown_value(key['value'])}"
-        default = f" (default {shown_value(key['default'])})" if key["value"] != key["default"] else ""
-        lines.append(f"{mark} {text:<{_WIDTH_OF_KEYS}}  {key['meaning']}{default}{choices_text(key['choices'])}")
-    if by_size := content.get("sizes"):
+    for _, section in groupby(content["keys"], lambda key: key["path"].rpartition(".")[0]):
         lines.append("")
-    for size, given in (by_size or {}).items():
+        for key in section:
+            mark = "*" if key["is_set"] else " "
+            text = f"{key['path']} = {shown_value(key['value'])}"
+            default = f" (default {shown_value(key['default'])})" if key["value"] != key["default"] else ""
+            lines.append(f"{mark} {text:<{_WIDTH_OF_KEYS}}  {key['meaning']}{default}{choices_text(key['choices'])}")
+    by_size = content.get("sizes", {})
+    lines += [""] if by_size else []
+    for size, given in by_size.items():
         lines.append(f"* with --size {size}: {', '.join(f'{key} = {shown_value(given[key])}' for key in given)}")
     return [*lines, "", "* set by the recipe; any key can be changed with --set KEY=VALUE"]
 
 
 def _keys(kind: type[PretrainRecipe | FinetuneRecipe], values: dict[str, Any]) -> list[dict[str, Any]]:
-    return [
-        {
-            "path": key.path,
-            "value": values.get(key.path, key.default),
-            "default": key.default,
-            "is_set": key.path in values,
-            "choices": list(key.choices),
-            "meaning": key.meaning,
-        }
-        for key in _in_tables(recipe_keys(kind), values)
-        if key.path != "kind"
-    ]
+    keys = (key for key in _in_tables(recipe_keys(kind), values) if key.path != "kind")
+    return [{**asdict(key), "value": values.get(key.path, key.default), "is_set": key.path in values} for key in keys]
 
 
 def _in_tables(keys: Iterable[RecipeKey], values: dict[str, Any]) -> Iterator[RecipeKey]:

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -201,9 +202,8 @@ def _replay(session: TrainingSession, start: Path | None, target: int) -> None:
         if start is not None:
             shutil.copytree(start, again.checkpoints / start.name, copy_function=_linked)
             again.resume()
-        again.run()
-    except _Reached:
-        pass
+        with suppress(_Reached):
+            again.run()
     finally:
         shutil.rmtree(place, ignore_errors=True)
 

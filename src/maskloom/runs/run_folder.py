@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import maskloom
 from maskloom.config import Section, load_recipe, recipe_toml
@@ -30,11 +30,8 @@ RECIPE, DESCRIPTION = "recipe.toml", "run.json"
 METRICS = "metrics.json"
 """The results of a training run; the file exists once the run is finished."""
 RunKind = Literal["pretrain", "finetune", "search", "glue", "words"]
-RESULTS: dict[RunKind, str] = {
-    **dict.fromkeys(("pretrain", "finetune", "words"), METRICS),
-    "search": "results.json",
-    "glue": "glue.json",
-}
+RESULTS: dict[RunKind, str] = dict.fromkeys(get_args(RunKind), METRICS)
+RESULTS |= {"search": "results.json", "glue": "glue.json"}
 """The file that each kind of run writes when it is finished."""
 TASK = "task.json"
 """What fine-tuning stores with each model of a run: labels, settings, columns, length."""
@@ -43,13 +40,9 @@ _OF_A_START = (LOCK, DESCRIPTION, "launch.txt", f".{RECIPE}.*.tmp", f".{DESCRIPT
 # Files and folders that a killed process was writing; whoever holds the run's lock may remove them.
 _HALF_WRITTEN = (".*.tmp", ".*.tmp-*", ".*.verify")
 # Keys that decide how a run handles failures and where it runs, not its result: a resumed run may change them.
-_FREE = frozenset(
-    [
-        *(f"training.{key}" for key in ("on_nonfinite", "max_skips", "device", "parallel", "rank_timeout")),
-        *("training.keep_checkpoints", "training.log_to"),
-        *("card", "card.license", "card.language", "card.base_model"),
-    ]
-)
+_FREE = {"card", "card.license", "card.language", "card.base_model"}
+_FREE |= {f"training.{key}" for key in ("on_nonfinite", "max_skips", "device", "parallel", "rank_timeout")}
+_FREE |= {"training.keep_checkpoints", "training.log_to"}
 
 
 def prepare_run_folder(
@@ -181,6 +174,7 @@ def environment() -> dict[str, Any]:
     import numpy as np  # imported here: reading run folders does not need it
 
     torch = sys.modules.get("torch")  # word vectors do not need it, and it takes as much memory as many of them
+    named = re.search(r"^model name\s*:(.*)", system_text("/proc/cpuinfo"), re.MULTILINE)
     return {
         "command": ["maskloom", *map(shown_name, sys.argv[1:])],
         "versions": {
@@ -192,7 +186,7 @@ def environment() -> dict[str, Any]:
         },
         "hardware": {
             "machine": platform.machine(),
-            "processor": _processor(),
+            "processor": named[1].strip() if named else platform.processor(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads() if torch else None,
             "cuda": torch.cuda.get_device_name() if torch and torch.cuda.is_available() else None,
@@ -214,11 +208,6 @@ def version_lines(out: Path) -> list[str]:
         f"warning: {change}: the last bits may differ"
         for change in changes(before, now, sorted(before.keys() & now.keys()))
     ]
-
-
-def _processor() -> str:
-    named = re.search(r"^model name\s*:(.*)", system_text("/proc/cpuinfo"), re.MULTILINE)
-    return named[1].strip() if named else platform.processor()
 
 
 def check_same_recipe(out: Path, recipe: Section, may_change: Collection[str]) -> bool:

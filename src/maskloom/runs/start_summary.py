@@ -67,15 +67,10 @@ def finetuning_lines(recipe: FinetuneRecipe, settings: TrainingSection, data: En
     unit = "examples" if len(data) == data.num_examples else "windows"
     work = _work(settings, len(data), unit, float(data.lengths.mean()), recipe.data.max_length)
     seeds = f", {recipe.restarts} seeds" if recipe.restarts > 1 else ""
-    told = [f"task: {recipe.task}; {work}{seeds}", _optimisation(settings), *default_lines(recipe)]
-    return [*_ignored_lengths(recipe.training), *told]
-
-
-def _ignored_lengths(training: FinetuneTraining) -> list[str]:
-    """Return a line for each of minutes, steps and epochs that was set in vain, as one before it is set."""
-    plain, names = FinetuneTraining(), ("minutes", "steps", "epochs")
-    given = [name for name in names if getattr(training, name) != getattr(plain, name)]
-    return [f"training.{name} = {getattr(training, name)}: ignored, training.{given[0]} is set" for name in given[1:]]
+    training, plain, lengths = recipe.training, FinetuneTraining(), ("minutes", "steps", "epochs")
+    given = [name for name in lengths if getattr(training, name) != getattr(plain, name)]  # only the first one counts
+    told = [f"training.{name} = {getattr(training, name)}: ignored, training.{given[0]} is set" for name in given[1:]]
+    return [*told, f"task: {recipe.task}; {work}{seeds}", _optimisation(settings), *default_lines(recipe)]
 
 
 def _work(training: TrainingSection, num_units: int, unit: str, tokens_per_unit: float, max_length: int) -> str:
