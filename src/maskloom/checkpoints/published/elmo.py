@@ -34,11 +34,10 @@ ELMO_FORMAT = own_format(
 def published_elmo(folder: Path) -> tuple[EncoderWithHeads, Path, tuple[tuple[str, str], ...]]:
     """Return the model of a bilm-tf or AllenNLP folder, its weight file, and pairs of our and the published names.
 
-    A parameter that is made of several published tensors is paired with the first.
-
     Such a folder has an options.json and one HDF5 file of weights, which does not hold the words that the model
-    predicted. Raises DataError for missing and damaged files, and for tensors that are missing or contradict the
-    options in shape, and ConfigError without h5py.
+    predicted. A parameter that is made of several published tensors is paired with the first. Raises DataError for
+    missing and damaged files, and for tensors that are missing or contradict the options in shape, and ConfigError
+    without h5py.
     """
     options, weights = folder / OPTIONS, sorted(folder.glob("*weights*.hdf5"))
     if len(weights) != 1:
