@@ -68,7 +68,6 @@ def _take_device(name: str | None) -> str | None:
 
 
 def _known_task(name: str | None) -> str | None:
-    """Reject names that are not a kind of task."""
     if name is not None and name not in (known := names_of("task")):
         raise typer.BadParameter(not_one_of(name, known))
     return name

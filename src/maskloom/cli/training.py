@@ -271,8 +271,7 @@ def submit_to_glue(
     """Predict on the test files and write a validated zip for the leaderboard."""
     from maskloom.runs.glue.run import submit_glue
 
-    result = submit_glue(run_folder, data=data, out=out, progress=terminal_progress())
-    show(result, beside=out)
+    show(submit_glue(run_folder, data=data, out=out, progress=terminal_progress()), beside=out)
 
 
 AT_ONCE: dict[str, Callable[..., dict[str, Any]]] = {
