@@ -18,7 +18,7 @@ from unittest.mock import Mock, patch
 
 import torch
 
-from maskloom.cli.experiments import MADE_AT_ONCE, ExperimentName
+from maskloom.cli.training import AT_ONCE, ExperimentName
 from maskloom.reproduce import layer_costs, recurrent, who_sees_whom
 from maskloom.reproduce.results import write_results
 
@@ -34,7 +34,7 @@ def rendered(name: str) -> dict[str, str]:
     found: dict[str, Any] = json.loads(content)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
-        if name in MADE_AT_ONCE:
+        if name in AT_ONCE:
             with patch("maskloom.reproduce.results._machine", return_value=_machine(page, "Measured on")):
                 _write_at_once(name, found, out)
             files = dict.fromkeys(ENDINGS, name)

@@ -82,8 +82,7 @@ def read_model_config(folder: Path) -> ModelConfig:
 def stored_heads(folder: Path) -> list[str]:
     """Return the heads that a model folder holds, without reading its weights; raises DataError for a broken one."""
     content, config = read_config(folder), read_model_config(folder)
-    contents = _Contents(open_weights(folder), config, _config_path(folder))
-    return _named_heads(_present_heads(contents, content, config), content, config)
+    return _heads_of(_Contents(open_weights(folder), config, _config_path(folder)), content, config)[1]
 
 
 def load_model(
@@ -115,8 +114,8 @@ def load_model(
     config = config.with_keys(added or {}, f"{folder}: ")
     stored = open_weights(folder) if stored is None else stored
     contents = _Contents(stored, config, _config_path(folder))
-    present = _present_heads(contents, content, config)
-    wanted = list(_named_heads(present, content, config) if heads is None else heads)
+    present, named = _heads_of(contents, content, config)
+    wanted = named if heads is None else [*heads]
     loaded_heads = [head for head in wanted if head in present and head not in replace_heads]
     labelled = [head for head in loaded_heads if HEADS[head].is_labelled]
     labels = _num_labels(contents, form, labelled) if num_labels is None else num_labels
@@ -229,31 +228,27 @@ def format_of(config: ModelConfig) -> PublishedFormat:
     return FORMATS[architecture_of(config).name]
 
 
-def _present_heads(contents: _Contents, content: dict[str, Any], config: ModelConfig) -> list[str]:
-    """Return the heads that a file holds; among heads that share a published name, the class in config.json decides."""
-    form, named = format_of(config), content.get("architectures")
+def _heads_of(contents: _Contents, content: dict[str, Any], config: ModelConfig) -> tuple[list[str], list[str]]:
+    """Return the heads that a file holds and, among these, those that the model was saved with.
+
+    Among heads that share a published name, the first class in config.json decides which one a file holds. An unseen
+    head was saved only if a class named there has it. If none is left, all were, unless config.json names a known class
+    and is not from transformers, whose bare classes name no head.
+    """
+    form, listed = format_of(config), content.get("architectures")
+    classes = [str(name) for name in listed] if isinstance(listed, list) else []
     by_class = {name: heads[0] for heads, name in form.class_names(config) if heads}
-    sharing = by_class.get(str(named[0]) if isinstance(named, list) and named else "")
+    sharing = by_class.get(classes[0]) if classes else None
     chosen = sharing if sharing in form.same_name else next(iter(form.same_name), None)
-    return [
+    present = [
         head
         for head, rows in form.heads.items()
         if (head == chosen or head not in form.same_name)
         and (not rows or any(row.huggingface in contents.tensors for row in rows))  # a head without rows is all tied
     ]
-
-
-def _named_heads(present: list[str], content: dict[str, Any], config: ModelConfig) -> list[str]:
-    """Return the heads that a model was saved with, among those whose tensors are `present`.
-
-    An unseen head counts only if a class named in config.json has it. If none is left, all present heads are returned,
-    unless config.json names a known class and is not from transformers, whose bare classes name no head.
-    """
-    form, listed = format_of(config), content.get("architectures")
-    classes = {str(name) for name in listed} if isinstance(listed, list) else set()
     named = [heads for heads, name in form.class_names(config) if name in classes]
-    heads = [head for head in present if head not in form.unseen or any(head in row for row in named)]
-    return heads if heads or (named and "transformers_version" not in content) else present
+    saved = [head for head in present if head not in form.unseen or any(head in heads for heads in named)]
+    return present, saved if saved or (named and "transformers_version" not in content) else present
 
 
 def _num_labels(contents: _Contents, form: PublishedFormat, heads: Sequence[str]) -> int | None:
@@ -270,15 +265,15 @@ def _rows_of(model: EncoderWithHeads, heads: Sequence[str]) -> list[TensorName]:
     return [row for row in format_of(model.config).rows(model.config, heads) if row.ours in parameters]
 
 
-def _part(parameter: Tensor, row: TensorName) -> Tensor:
+def _part(model: EncoderWithHeads, row: TensorName) -> Tensor:
+    parameter = model.get_parameter(row.ours)
     return parameter if row.part is None else parameter.chunk(row.num_parts)[row.part]
 
 
 def _mismatches(rows: list[TensorName], contents: _Contents, planned: EncoderWithHeads) -> list[str]:
-    parameters = dict(planned.named_parameters())
     found = []
     for row in rows:
-        expected = tuple(_part(parameters[row.ours], row).shape)
+        expected = tuple(_part(planned, row).shape)
         tensor = contents.tensors.get(row.huggingface)
         if tensor is None:
             found.append(f"{row.huggingface}: missing, shape {expected} expected")
@@ -291,10 +286,9 @@ def _mismatches(rows: list[TensorName], contents: _Contents, planned: EncoderWit
 
 @torch.no_grad()
 def _copy(model: EncoderWithHeads, rows: list[TensorName], contents: _Contents) -> None:
-    parameters = dict(model.named_parameters())
     problems = []
     for row in rows:
-        part = _part(parameters[row.ours], row)
+        part = _part(model, row)
         part.copy_(contents.tensors[row.huggingface].read())
         if not bool(torch.isfinite(part).all()):  # in our type: fp64 has larger values
             problems.append(f"{row.huggingface}: holds values that are not finite")
@@ -308,8 +302,7 @@ def _copy(model: EncoderWithHeads, rows: list[TensorName], contents: _Contents) 
 
 def _published_tensors(model: EncoderWithHeads) -> dict[str, Tensor]:
     """Return the tensors to write; parts of a joint projection are copied, because the file stores them separately."""
-    parameters, tensors = dict(model.named_parameters()), dict[str, Tensor]()
-    heads, form = tuple(model.heads), format_of(model.config)
+    heads, form, tensors = tuple(model.heads), format_of(model.config), dict[str, Tensor]()
     has_pooler = not heads or not form.token_heads.issuperset(heads)
     other = form.other_type(model.config, heads)
     prefix, renamed = (f"{other.name}.", other.renamed) if other else (form.prefix, {})
@@ -320,8 +313,8 @@ def _published_tensors(model: EncoderWithHeads) -> dict[str, Tensor]:
         inner = row.huggingface.removeprefix(form.prefix)
         name = prefix + inner if heads and inner != row.huggingface else inner
         name = f"{renamed[stem]}.{end}" if stem in renamed else name
-        values = _part(parameters[row.ours].detach(), row).cpu()
-        values = values.T if form.are_transposed and row.is_transposed else values
+        values = _part(model, row).detach().cpu()
+        values = values.T if row.huggingface.endswith(form.transposed) else values
         tensors[name] = values.clone() if row.part is not None else values.contiguous()
     return tensors
 

@@ -92,7 +92,6 @@ def open_bundle(index: Path) -> dict[str, StoredTensor]:
 
 
 def _shard(index: Path, name: str) -> tuple[Path, int]:
-    """Return the path and size of a file of values."""
     if (path := file_inside(index.parent, name)) is None:
         raise DataError(f"{index.parent / name}: does not exist, but {index.name} names it")
     return path, path.stat().st_size

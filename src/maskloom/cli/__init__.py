@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from maskloom import __version__
-from maskloom.cli import experiments, folders, training, use
+from maskloom.cli import folders, training, use
 from maskloom.cli.options import Commands, PointingGroup, WordsGroup
 from maskloom.cli.preparing import corpus_app, recipes_app, vocab_app
 from maskloom.cli.training import glue_app
@@ -40,9 +40,9 @@ for name, group, panel in (
 ):
     app.add_typer(group, name=name, rich_help_panel=panel)
 for panel, commands in (
-    (PREPARE, [folders.convert, experiments.plan]),
+    (PREPARE, [folders.convert, training.plan]),
     (TRAIN, [training.quickstart, training.pretrain, training.finetune, training.search]),
-    (TRAIN, [use.tune, folders.rerun, folders.export, experiments.reproduce]),
+    (TRAIN, [use.tune, folders.rerun, folders.export, training.reproduce]),
     (USE, [use.predict, use.answer, use.embed, use.fill_mask, use.fill_spans, use.generate, use.features]),
     (INSPECT, [use.evaluate, use.score_answers, folders.report, folders.info, folders.doctor]),
 ):
@@ -89,8 +89,6 @@ def main() -> None:
     try:
         _check_arguments()
         app(prog_name="maskloom")
-    except (ConfigError, DataError) as error:
-        _end(EXIT_USAGE if isinstance(error, UsageError) else EXIT_BAD_INPUT, _error_line(error))
     except Interrupted as stop:
         _leave(stop)
     except Exception as error:
@@ -99,7 +97,8 @@ def main() -> None:
             _leave(Interrupted(RAISED[-1]))
         if code is None:
             raise
-        _end(code, _error_line(error))
+        typer.echo(_error_line(error), err=True)
+        sys.exit(code)
 
 
 def _leave(stop: Interrupted) -> NoReturn:
@@ -107,11 +106,6 @@ def _leave(stop: Interrupted) -> NoReturn:
     signal.signal(signal.SIGINT, lambda *_: os._exit(code))  # a second Ctrl-C exits immediately
     with to_standard_error():
         _tell_how_to_go_on(stop)
-    sys.exit(code)
-
-
-def _end(code: int, line: str) -> NoReturn:
-    typer.echo(line, err=True)
     sys.exit(code)
 
 
@@ -137,7 +131,7 @@ def _tell_how_to_go_on(stop: Interrupted) -> None:
         typer.echo("\x1b[?25h", err=True, nl=False)  # an abandoned progress bar leaves the cursor hidden
     words = sys.argv[1:]
     name = next((name for name in (" ".join(words[:2]), *words[:1]) if name in _KEPT), "")
-    is_at_once = name == "reproduce" and bool({*words} & {*experiments.MADE_AT_ONCE})
+    is_at_once = name == "reproduce" and bool({*words} & training.AT_ONCE.keys())
     kept = _NOTHING if is_at_once else _KEPT.get(name, _NOTHING)
     if kept == _SAVED and "--resume" not in words and name not in ("quickstart", "reproduce"):
         words = [*words, "--resume"]
@@ -146,6 +140,8 @@ def _tell_how_to_go_on(stop: Interrupted) -> None:
 
 def _expected_failure(error: Exception) -> int | None:
     """Return the exit code of a failure that its message explains, or None for a bug, which needs a traceback."""
+    if isinstance(error, ConfigError | DataError):
+        return EXIT_USAGE if isinstance(error, UsageError) else EXIT_BAD_INPUT
     if isinstance(error, OSError):
         return EXIT_DISK if error.errno in DISK_ERRORS else EXIT_FAILED
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # an OSError since Python 3.13

@@ -45,8 +45,6 @@ Out = Annotated[Path, typer.Option(help="Folder to write.", callback=below_no_fi
 Model = Annotated[Path, typer.Option(help="A model folder in Hugging Face layout, or a run folder.")]
 Averaged = Annotated[Literal["probabilities", "logits"], typer.Option(help="What an ensemble averages.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
-
-
 Recipe = Annotated[
     Path | None, typer.Option(help="A TOML recipe, or the name of a shipped one (see maskloom recipes).")
 ]
@@ -70,7 +68,6 @@ def _take_device(name: str | None) -> str | None:
 
 
 def _known_task(name: str | None) -> str | None:
-    """Reject names that are not a kind of task."""
     if name is not None and name not in (known := names_of("task")):
         raise typer.BadParameter(not_one_of(name, known))
     return name
@@ -234,7 +231,12 @@ _COMMANDS = {"glue": "glue run", "words": "words train"}  # of the kinds of runs
 
 
 def continued(out: Path, resume: bool, kind: str) -> dict[str, Path] | None:
-    """Return the inputs that a run to resume has recorded, or None for a new run; rejects a run of another kind."""
+    """Return the inputs that a run to resume has recorded, or None for a new run; rejects a run of another kind.
+
+    Also rejects --verify, where a command has it, without --resume.
+    """
+    if not resume:
+        refuse("it repeats training steps of an earlier run; pass --resume too", "verify")
     if not resume or not (out / "recipe.toml").exists():
         return None
     from maskloom.runs.run_folder import described, kind_of_run

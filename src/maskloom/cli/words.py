@@ -27,17 +27,15 @@ from maskloom.words.settings import WordsRecipe
 words_app = Commands()
 
 
-def _flag(name: str) -> Any:
-    """Return the option that sets a key of the recipe."""
-    field = WordsRecipe.model_fields[name]
-    switch = [f"--{name.replace('_', '-')}"] if field.annotation is bool else []
-    return optional(field.annotation, field.description or "", *switch)
-
-
 def _sets(parameter: str, *names: str) -> Any:
     """Add flags for the named keys to a command, which receives in `parameter` the values of those that were given."""
-    defaults = {name: WordsRecipe.model_fields[name].default for name in names}
-    return with_options(parameter, {name: _flag(name) for name in names}, only_given, **defaults)
+    options, defaults = {}, {}
+    for name in names:
+        field = WordsRecipe.model_fields[name]
+        switch = [f"--{name.replace('_', '-')}"] if field.annotation is bool else []
+        options[name] = optional(field.annotation, field.description or "", *switch)
+        defaults[name] = field.default
+    return with_options(parameter, options, only_given, **defaults)
 
 
 _WHAT, _THREADS = ("model", "loss"), ("workers", "deterministic")

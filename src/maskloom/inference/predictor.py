@@ -391,7 +391,6 @@ class Predictor(TaskModel):
     def _written(
         self, settings: Generation, steps: list[DecodingStep] | None, prompts: list[Sequence[int]], numbers: list[int]
     ) -> list[Continuation]:
-        """Return the targets that the decoder generates for sources."""
         batch = SourceTargetBatch.of_sources(prompts, self.target_marks, numbers)
         with inference_in(self.precision, self.device):
             return SequenceToSequence(generation=settings).found(self.model, batch, steps)

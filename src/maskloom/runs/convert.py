@@ -9,7 +9,7 @@ from typing import Any
 
 from maskloom.checkpoints.huggingface import LoadReport, format_of, load_model, read_config
 from maskloom.checkpoints.pickled_weights import open_pickled
-from maskloom.checkpoints.published.elmo import OPTIONS, published_elmo, published_names
+from maskloom.checkpoints.published.elmo import OPTIONS, published_elmo
 from maskloom.checkpoints.published.sentence_transformers import MODULES
 from maskloom.checkpoints.tensor_bundle import INDEX_END, open_bundle
 from maskloom.checkpoints.tensor_files import INDEX, PICKLED, WEIGHTS, StoredTensor, open_weights
@@ -77,9 +77,9 @@ def convert(source: str | Path, out: str | Path, *, lowercase: bool | None = Non
 
 
 def _converted_elmo(source: Path, out: Path) -> dict[str, Any]:
-    model, weights = published_elmo(source)
+    model, weights, copied = published_elmo(source)
     found = _Source(source, weights.name, "HDF5, from bilm-tf or AllenNLP", {})
-    tokenizer, report = SpelledTokenizer.of(), LoadReport(copied=tuple(published_names(model)))
+    tokenizer, report = SpelledTokenizer.of(), LoadReport(copied=copied)
     card = Card("Converted ELMo", f"Converted by `maskloom convert` from {weights.name} of {model_name(source)}.")
     write_model_folder(out, model, tokenizer, card)
     account = _account(found, model, report, tokenizer)

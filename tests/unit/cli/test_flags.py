@@ -431,7 +431,7 @@ def test_a_flag_reaches_what_does_the_work(arguments, function, expected, monkey
 def test_flags_of_an_experiment_reach_it(arguments, device, expected, monkeypatch, tmp_path):
     given = []
     monkeypatch.setattr("maskloom.system.devices.chosen_device", lambda: SimpleNamespace(type=device))
-    monkeypatch.setattr("maskloom.cli.experiments.usable_cores", lambda: 5)
+    monkeypatch.setattr("maskloom.cli.training.usable_cores", lambda: 5)
     monkeypatch.setattr("maskloom.reproduce.running.reproduce", lambda name, **how: given.append((name, how)))
     CliRunner().invoke(app, ["reproduce", *arguments, "--out", str(tmp_path / "o")])
     ((name, how),) = given

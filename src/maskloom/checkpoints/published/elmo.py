@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,6 @@ from maskloom.system.resources import require_memory
 
 OPTIONS = "options.json"
 _CHARACTERS = "encoder.embeddings.characters"
-_CELL = "RNN_{way}/RNN/MultiRNNCell/Cell{layer}/LSTMCell/{name}"
 _WORDS = own_rows("encoder.embeddings.word.weight")
 _MIX = own_rows("encoder.mix.weights", "encoder.mix.scale")
 _TOP = own_rows(*(f"encoder.top.{name}" for name in lstm_names(1)))
@@ -32,12 +31,13 @@ ELMO_FORMAT = own_format(
 )
 
 
-def published_elmo(folder: Path) -> tuple[EncoderWithHeads, Path]:
-    """Return the model of a bilm-tf or AllenNLP folder, and its weight file.
+def published_elmo(folder: Path) -> tuple[EncoderWithHeads, Path, tuple[tuple[str, str], ...]]:
+    """Return the model of a bilm-tf or AllenNLP folder, its weight file, and pairs of our and the published names.
 
     Such a folder has an options.json and one HDF5 file of weights, which does not hold the words that the model
-    predicted. Raises DataError for missing and damaged files, and for tensors that are missing or contradict the
-    options in shape, and ConfigError without h5py.
+    predicted. A parameter that is made of several published tensors is paired with the first. Raises DataError for
+    missing and damaged files, and for tensors that are missing or contradict the options in shape, and ConfigError
+    without h5py.
     """
     options, weights = folder / OPTIONS, sorted(folder.glob("*weights*.hdf5"))
     if len(weights) != 1:
@@ -69,7 +69,7 @@ def published_elmo(folder: Path) -> tuple[EncoderWithHeads, Path]:
     with torch.no_grad():
         for name, values in found.items():
             model.get_parameter(name).copy_(values)
-    return model, weights[0]
+    return model, weights[0], tuple((ours, names[0]) for ours, names, _ in _published(config))
 
 
 def read_arrays(path: Path) -> dict[str, Tensor]:
@@ -100,12 +100,6 @@ def read_arrays(path: Path) -> dict[str, Tensor]:
         raise DataError(f"{path}: damaged, or not an HDF5 file of plain float arrays: {error!s:.300}") from None
 
 
-def published_names(model: EncoderWithHeads) -> Iterator[tuple[str, str]]:
-    """Yield each of our parameters that published files hold, with the first of its names there."""
-    for ours, names, _ in _published(cast(ElmoConfig, model.config)):
-        yield ours, names[0]
-
-
 def _config(options: dict[str, Any], path: Path) -> ElmoConfig:
     try:
         lstm, characters = options["lstm"], options["char_cnn"]
@@ -128,7 +122,7 @@ def _config(options: dict[str, Any], path: Path) -> ElmoConfig:
     return ElmoConfig.from_published(values, str(path))
 
 
-def _published(config: ElmoConfig) -> Iterator[tuple[str, tuple[str, ...], Callable[..., Tensor]]]:
+def _published(config: ElmoConfig) -> Iterator[tuple[str, Sequence[str], Callable[..., Tensor]]]:
     """Yield each of our parameters, the published tensors it is made of, and the function that makes it."""
 
     def same(values: Tensor) -> Tensor:
@@ -147,14 +141,11 @@ def _published(config: ElmoConfig) -> Iterator[tuple[str, tuple[str, ...], Calla
     yield f"{_CHARACTERS}.projection.weight", ("CNN_proj/W_proj",), lambda values: values.T
     yield f"{_CHARACTERS}.projection.bias", ("CNN_proj/b_proj",), same
     for layer in range(config.num_hidden_layers):
-        ours = f"encoder.layers.{layer}"
-
-        def of_cell(name: str, layer: int = layer) -> tuple[str, ...]:
-            return tuple(_CELL.format(way=way, layer=layer, name=name) for way in (0, 1))
-
-        yield f"{ours}.weight", of_cell("W_0"), lambda *both: torch.stack([_gates(each).T for each in both])
-        yield f"{ours}.bias", of_cell("B"), lambda *both: torch.stack([_gates(each[None], 1.0) for each in both])
-        yield f"{ours}.projection", of_cell("W_P_0"), lambda *both: torch.stack([each.T for each in both])
+        ours, cells = f"encoder.layers.{layer}", [f"RNN_{way}/RNN/MultiRNNCell/Cell{layer}/LSTMCell" for way in (0, 1)]
+        weights, biases, projections = ([f"{cell}/{name}" for cell in cells] for name in ("W_0", "B", "W_P_0"))
+        yield f"{ours}.weight", weights, lambda *both: torch.stack([_gates(each).T for each in both])
+        yield f"{ours}.bias", biases, lambda *both: torch.stack([_gates(each[None], 1.0) for each in both])
+        yield f"{ours}.projection", projections, lambda *both: torch.stack([each.T for each in both])
 
 
 def _gates(values: Tensor, forget: float = 0.0) -> Tensor:

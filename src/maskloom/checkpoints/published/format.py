@@ -13,14 +13,12 @@ class TensorName:
     """One published tensor: our parameter (or some of its rows), and its Hugging Face name.
 
     `part` is the index among the `num_parts` parts of a joint projection (query, key and value), or None.
-    With `is_transposed` the published matrix is transposed, as GPT's are.
     """
 
     ours: str
     huggingface: str
     part: int | None = None
     num_parts: int = 3
-    is_transposed: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,10 +40,10 @@ class PublishedFormat:
     substitute. `canonical` returns the Hugging Face name of a name in any dialect, and whether its matrix is
     transposed; it receives the rows by all of their names. `top` has the rows of a layer on top of the others. Among
     heads with the `same_name`, the class says which one a file holds. Models with only `token_heads` have no pooler.
-    `prefix` precedes the encoder's names if there are heads. In files that `are_transposed`, the matrices of rows
-    marked `is_transposed` are transposed. `other_type` returns transformers' type for a configuration with heads, if it
-    is not the usual one. A file may lack `optional` rows. `unseen` heads add no tensors of their own, so the class
-    names in config.json say whether a file holds them.
+    `prefix` precedes the encoder's names if there are heads. Matrices whose names end as one of `transposed` does are
+    written transposed. `other_type` returns transformers' type for a configuration with heads, if it is not the usual
+    one. A file may lack `optional` rows. `unseen` heads add no tensors of their own, so the class names in config.json
+    say whether a file holds them.
     """
 
     name: str
@@ -62,7 +60,7 @@ class PublishedFormat:
     unseen: frozenset[str] = frozenset()
     same_name: tuple[str, ...] = ()
     token_heads: frozenset[str] = field(default_factory=frozenset)
-    are_transposed: bool = False
+    transposed: tuple[str, ...] = ()
     defaults: Mapping[str, str] = field(default_factory=dict)
     other_type: Callable[[Any, Collection[str]], OtherType | None] = lambda *_: None
 

@@ -4,35 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from maskloom.checkpoints.published.format import OWN_HEADS, PublishedFormat, TensorName, plain_rows
+from maskloom.checkpoints.published.format import OWN_HEADS, PublishedFormat, TensorName, layer_rows, plain_rows
 from maskloom.models.gpt_config import GptConfig
 
 # The second name of the word embeddings, as the output layer.
 _COPY = "lm_head.weight"
+_LAYER = {
+    "attention.qkv": ("attn.c_attn",),
+    "attention.output": ("attn.c_proj",),
+    "attention_layer_norm": ("ln_1",),
+    "feed_forward.up": ("mlp.c_fc",),
+    "feed_forward.down": ("mlp.c_proj",),
+    "feed_forward_layer_norm": ("ln_2",),
+}
+# The ends of the names of dense layers' matrices, which are published transposed.
+_TRANSPOSED = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
 
 
 def _tables(config: GptConfig) -> tuple[str, str]:
     return ("wte", "wpe") if config.pre_norm else ("tokens_embed", "positions_embed")
-
-
-def _dense(ours: str, theirs: str) -> tuple[TensorName, ...]:
-    """Return the rows of a dense layer, whose published matrix is transposed."""
-    return (
-        TensorName(f"{ours}.weight", f"transformer.{theirs}.weight", is_transposed=True),
-        TensorName(f"{ours}.bias", f"transformer.{theirs}.bias"),
-    )
-
-
-def _layer(number: int) -> tuple[TensorName, ...]:
-    ours, theirs = f"encoder.layers.{number}", f"h.{number}"
-    return (
-        *_dense(f"{ours}.attention.qkv", f"{theirs}.attn.c_attn"),
-        *_dense(f"{ours}.attention.output", f"{theirs}.attn.c_proj"),
-        *plain_rows(f"{ours}.attention_layer_norm", f"transformer.{theirs}.ln_1"),
-        *_dense(f"{ours}.feed_forward.up", f"{theirs}.mlp.c_fc"),
-        *_dense(f"{ours}.feed_forward.down", f"{theirs}.mlp.c_proj"),
-        *plain_rows(f"{ours}.feed_forward_layer_norm", f"transformer.{theirs}.ln_2"),
-    )
 
 
 _HEADS: dict[str, tuple[TensorName, ...]] = {
@@ -50,7 +40,7 @@ def _rows(config: GptConfig, heads: Sequence[str]) -> list[TensorName]:
         TensorName(f"encoder.embeddings.{ours}.weight", f"transformer.{theirs}.weight")
         for ours, theirs in zip(("word", "position"), _tables(config), strict=True)
     ]
-    layers = [row for layer in range(config.num_hidden_layers) for row in _layer(layer)]
+    layers = layer_rows("encoder.layers", "transformer.h", config.num_hidden_layers, _LAYER)
     norm = plain_rows("encoder.final_norm", "transformer.ln_f") if config.pre_norm else ()
     return [*tables, *layers, *norm, *(row for head in heads for row in _HEADS[head])]
 
@@ -71,7 +61,7 @@ def _class_names(config: GptConfig) -> Sequence[tuple[tuple[str, ...], str]]:
 
 def _canonical(name: str, rows: Mapping[str, TensorName]) -> tuple[str, bool]:
     full = name if name in rows or name == _COPY else f"transformer.{name}"
-    return full, full in rows and rows[full].is_transposed
+    return full, full.endswith(_TRANSPOSED)
 
 
 GPT_FORMAT = PublishedFormat(
@@ -84,5 +74,5 @@ GPT_FORMAT = PublishedFormat(
     is_ignored=lambda name: name.endswith((".attn.bias", ".attn.masked_bias", "position_ids")),
     canonical=_canonical,
     unseen=frozenset({"lm"}),
-    are_transposed=True,
+    transposed=_TRANSPOSED,
 )

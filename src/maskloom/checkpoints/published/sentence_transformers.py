@@ -99,11 +99,8 @@ def read_modules(folder: Path) -> SentenceModules:
     return SentenceModules(pooling, "Normalize" in kinds, length)  # pyright: ignore[reportArgumentType]
 
 
-def write_modules(
-    folder: Path, *, hidden_size: int, max_length: int, pooling: PoolingMode = "mean", normalize: bool = False
-) -> None:
-    """Write the files that `read_modules` and sentence-transformers read; raises ConfigError for an unknown pooling."""
-    SentenceModules().changed(pooling, normalize)
+def write_modules(folder: Path, *, hidden_size: int, max_length: int, pooling: PoolingMode, normalize: bool) -> None:
+    """Write the files that `read_modules` and sentence-transformers read."""
     modules = [
         {"idx": n, "name": str(n), "path": f"{n}_{kind}" if n else "", "type": f"sentence_transformers.models.{kind}"}
         for n, kind in enumerate(["Transformer", "Pooling", *(["Normalize"] if normalize else [])])

@@ -141,7 +141,7 @@ def test_what_is_written_is_read_back(tmp_path, encoder):
             Predictor.load(encoder, max_length=12).encode(TEXTS, pooling=pooling, normalize=normalize),
         )
     with pytest.raises(ConfigError, match="pooling 'sum' is not one of"):
-        write_modules(tmp_path, hidden_size=16, max_length=12, pooling="sum")  # pyright: ignore[reportArgumentType]
+        describe_vectors(encoder, "sum")  # pyright: ignore[reportArgumentType]
 
 
 def test_a_model_folder_gets_the_files_for_its_vectors(tmp_path, encoder):
