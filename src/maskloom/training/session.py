@@ -95,8 +95,7 @@ class TrainingSession:
         self._ends = {settings.steps, *(plan.at for plan in settings.extensions if plan.at == plan.steps)}
         self.budget: TimeBudget | None = None
         if settings.minutes is not None:
-            seconds, ratio = 60.0 * settings.minutes, settings.warmup_ratio
-            self.budget = TimeBudget(seconds, schedule=settings.schedule, warmup_ratio=ratio, ranks=self.ranks)
+            self.budget = TimeBudget(60.0 * settings.minutes, settings, self.ranks)
 
     def resume(self) -> int:
         """Load the newest valid checkpoint, if any, and return the step to continue from; warn of refused ones."""

@@ -107,7 +107,7 @@ class BackgroundSaves(AbstractContextManager["BackgroundSaves", None]):
             self._pool.shutdown()
             self._buffers.clear()
 
-    def _write(self, snapshot: Snapshot, pinned: Collection[int] = ()) -> Path:
+    def _write(self, snapshot: Snapshot, pinned: Collection[int]) -> Path:
         path = self._put(snapshot, keep=self._keep, pinned=pinned, run=self._run)
         self._has_failed = False
         self._on_whole(snapshot.step, path)

@@ -60,7 +60,6 @@ class RankView:
     activity: int = 0
     processor: float = 0.0
     place: str = "start"
-    work: Work = "own"
     heard_at: float = 0.0
     active_at: float = 0.0
     ended: str | None = None
@@ -73,8 +72,8 @@ class RankView:
             self.active_at = now
         if values["sign"] != self.sign:
             self.heard_at, self.processor = now, values["processor"]
-        self.sign, self.calls, self.activity = values["sign"], values["calls"], values["activity"]
-        self.place, self.work = values["place"], values["work"]
+        self.sign, self.calls = values["sign"], values["calls"]
+        self.activity, self.place = values["activity"], values["place"]
 
 
 def culprit(views: dict[int, RankView], now: float, limit: float) -> str | None:
