@@ -83,7 +83,6 @@ class BackgroundSaves(AbstractContextManager["BackgroundSaves", None]):
         self._outlive(self._finish)
 
     def _finish(self) -> None:
-        """Wait for the write in progress; raises its error."""
         if self._pending is not None:
             self._pending.exception()  # an interrupted wait leaves it pending
             pending, self._pending = self._pending, None
