@@ -166,10 +166,7 @@ class _StepsAhead(_Steps):
     _ahead: Launched | None = None
 
     def take(self, batch: Any) -> tuple[dict[str, float], float, bool]:
-        """Accumulate, clip and update; return mean losses, norm, and whether they are finite.
-
-        If they are not, the gradients of the step are in place again.
-        """
+        """Do as `_Steps.take`; if losses or norm are not finite, the gradients of the step are in place again."""
         state, limit = self.state, self.settings.max_grad_norm
         launched = self._ahead or self.launch(batch, state.step)
         if limit:
