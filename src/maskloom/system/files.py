@@ -28,7 +28,8 @@ DISK_ERRORS = frozenset(
 _CHUNK = 4 * 2**20
 _LONGEST_STEM = 255 - len(".") - len(".1234567.12345678.tmp")
 # Standard output and other files inherited from a shell. Reopening such a name would truncate a file opened by >>.
-_OPEN_FILES = re.compile("/dev/(?:(stdout)|(stderr)|fd/([0-9]{1,6}))|/proc/self/fd/([0-9]{1,6})")
+_STANDARD_FILES = {"/dev/stdout": 1, "/dev/stderr": 2}
+_OPEN_FILES = re.compile("(?:/dev|/proc/self)/fd/([0-9]{1,6})")
 
 WRITE_CHECKS: list[Callable[[], object]] = []
 """Each raises an error if another process now works where this one writes (see `folder_lock`)."""
@@ -129,9 +130,8 @@ def is_stream(path: str | Path) -> bool:
 
 def open_file_number(path: str | Path) -> int | None:
     """Return the file descriptor that a path such as /dev/stdout or /dev/fd/3 names; None for other paths."""
-    if (match := _OPEN_FILES.fullmatch(str(path))) is None:
-        return None
-    return 1 if match[1] else 2 if match[2] else int(match[3] or match[4])
+    match = _OPEN_FILES.fullmatch(str(path))
+    return int(match[1]) if match else _STANDARD_FILES.get(str(path))
 
 
 @contextmanager

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.system.files import file_sha256, numbered_folders
@@ -137,21 +137,17 @@ def file_inside(folder: Path, name: str) -> Path | None:
 def read_bytes(path: str | Path, *, limit: int) -> bytes:
     """Return the content of a regular file; raises DataError naming it, also if it is larger than `limit`."""
     check_regular(path)
+    content = bytearray()
     try:
         with open(path, "rb") as file:
-            content = b"".join(_pieces(file, limit + 1))
+            # in pieces: a single read would allocate the whole limit before knowing the size
+            while len(content) <= limit and (piece := file.read(min(limit + 1 - len(content), _PIECE))):
+                content += piece
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
     if len(content) > limit:
         raise DataError(f"{path}: larger than {limit:,} bytes, the limit for such a file")
-    return content
-
-
-def _pieces(file: BinaryIO, limit: int) -> Iterator[bytes]:
-    """Yield at most `limit` bytes in pieces: a single read would allocate that many before knowing the size."""
-    while limit > 0 and (piece := file.read(min(limit, _PIECE))):
-        limit -= len(piece)
-        yield piece
+    return bytes(content)
 
 
 def parse_json(content: bytes | str, place: str, *, objects: Callable[[list[tuple[str, Any]]], Any] = dict) -> Any:

@@ -16,11 +16,10 @@ _COUNTING = threading.Lock()
 _num_keeping = 0
 
 
-def release_free_memory() -> bool:
-    """Return free pages to the system, which takes milliseconds; returns whether that is possible here."""
+def release_free_memory() -> None:
+    """Return free pages to the system if the C library is glibc, which takes milliseconds."""
     if _TRIM is not None:
         _TRIM(0)
-    return _TRIM is not None
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from torch import nn
 from maskloom.models.architectures import architecture_of
 from maskloom.models.encoder import Encoder
 from maskloom.rows import Rows
-from maskloom.training.ranks.ranks import ONE_RANK, Ranks
+from maskloom.training.ranks.ranks import Ranks
 from maskloom.training.settings import TrainingSection
 
 # Tells whether a group has the parameters of heads with a learning rate of their own.
@@ -157,8 +157,6 @@ def make_optimizer(model: nn.Module, settings: TrainingSection) -> torch.optim.O
     """Create the optimiser that a recipe names for a model's trainable parameters (paper 3.4)."""
     has_own = settings.head_learning_rate is not None
     groups = parameter_groups(model, settings.weight_decay, has_own_head_rate=has_own)
-    for group in groups if has_own else ():
-        group["lr"] = rate_of(group, settings)
     return OPTIMIZERS[settings.optimizer](groups, settings)
 
 
@@ -240,16 +238,11 @@ class TimeBudget:
     """
 
     def __init__(
-        self,
-        seconds: float,
-        *,
-        schedule: str,
-        warmup_ratio: float,
-        ranks: Ranks = ONE_RANK,
-        now: Callable[[], float] = time.monotonic,
+        self, seconds: float, settings: TrainingSection, ranks: Ranks, now: Callable[[], float] = time.monotonic
     ) -> None:
         self.seconds = seconds
-        self._schedule = make_schedule(schedule, warmup_steps=_TIME * warmup_ratio, steps=_TIME)
+        warmup_steps = _TIME * settings.warmup_ratio
+        self._schedule = make_schedule(settings.schedule, warmup_steps=warmup_steps, steps=_TIME)
         self._ranks, self._now = ranks, now
         self._before, self._started = 0.0, None
         self.fractions: list[float] = []

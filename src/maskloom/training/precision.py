@@ -71,7 +71,6 @@ def fastest_precision(model: EncoderWithHeads, objective: Objective, batch: Any)
 
 
 def _has_bf16_kernels() -> bool:
-    """Return whether oneDNN has matrix products in bf16 for this processor."""
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 

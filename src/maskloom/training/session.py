@@ -95,26 +95,26 @@ class TrainingSession:
         self._ends = {settings.steps, *(plan.at for plan in settings.extensions if plan.at == plan.steps)}
         self.budget: TimeBudget | None = None
         if settings.minutes is not None:
-            seconds, ratio = 60.0 * settings.minutes, settings.warmup_ratio
-            self.budget = TimeBudget(seconds, schedule=settings.schedule, warmup_ratio=ratio, ranks=self.ranks)
+            self.budget = TimeBudget(60.0 * settings.minutes, settings, self.ranks)
 
     def resume(self) -> int:
         """Load the newest valid checkpoint, if any, and return the step to continue from; warn of refused ones."""
         restored = self.restored()
-        if restored is None:
-            self._take_noted_size()
-            return 0
-        self.memory.clear()
-        self.memory.update(restored.extra)
+        if restored is not None:
+            self.memory.clear()
+            self.memory.update(restored.extra)
         own = self.memory.pop(_OWN, {})
         self._evaluation_is_due = own.get("evaluation_is_due", False)
         self._has_ended = own.get("has_ended", False)
         if self.budget is not None and "budget" in own:
             self.budget.restore(own["budget"])
         self.state.micro_batch_size = self._told_size = own.get("micro_batch_size")
-        self._take_noted_size()
+        if size := noted_micro_batch_size(self.log.path.parent, self.ranks):  # by a rank that ran out of memory
+            self.state.micro_batch_size = min(size, self._told_size or size)
         self._found_precision = own.get("precision")
         self.num_answers["rewind"] = own.get("rewinds", 0)
+        if restored is None:
+            return 0
         if self.ranks.is_first:  # a kill between a save and this cleanup leaves one too many
             drop_old_checkpoints(self.checkpoints, restored.step, self.settings.keep_checkpoints, self._pinned())
         return restored.step
@@ -170,11 +170,6 @@ class TrainingSession:
     def is_over(self) -> bool:
         """Return whether the last step has been taken, or the session ended before it."""
         return self._has_ended or self.state.step >= self.settings.steps
-
-    def _take_noted_size(self) -> None:
-        """Adopt the micro-batch size that a rank noted when it ran out of memory and ended the run."""
-        if size := noted_micro_batch_size(self.log.path.parent, self.ranks):
-            self.state.micro_batch_size = min(size, self.state.micro_batch_size or size)
 
     def _chosen_precision(self) -> str:
         """Return the requested precision, or the one measured as fastest when training began."""

@@ -83,7 +83,6 @@ class BackgroundSaves(AbstractContextManager["BackgroundSaves", None]):
         self._outlive(self._finish)
 
     def _finish(self) -> None:
-        """Wait for the write in progress; raises its error."""
         if self._pending is not None:
             self._pending.exception()  # an interrupted wait leaves it pending
             pending, self._pending = self._pending, None
@@ -107,7 +106,7 @@ class BackgroundSaves(AbstractContextManager["BackgroundSaves", None]):
             self._pool.shutdown()
             self._buffers.clear()
 
-    def _write(self, snapshot: Snapshot, pinned: Collection[int] = ()) -> Path:
+    def _write(self, snapshot: Snapshot, pinned: Collection[int]) -> Path:
         path = self._put(snapshot, keep=self._keep, pinned=pinned, run=self._run)
         self._has_failed = False
         self._on_whole(snapshot.step, path)

@@ -99,9 +99,8 @@ class ShardedSaves(BackgroundSaves):
     """
 
     def __init__(self, folder: Path, ranks: Ranks, **settings: Any) -> None:
-        if not isinstance(ranks, DistributedRanks):
-            raise TypeError(f"{type(ranks).__name__} does not shard the weights")
         super().__init__(folder, **settings)
+        assert isinstance(ranks, DistributedRanks)  # no other ranks shard the weights
         self._ranks = ranks.for_saving()
         self._mesh: DeviceMesh | None = None
 

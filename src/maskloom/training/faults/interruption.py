@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import FrameType
 
 EXIT_QUEUE_AGAIN, EXIT_INTERRUPTED = 75, 130  # EX_TEMPFAIL of sysexits.h; 128 + SIGINT, as in shells
@@ -45,29 +45,23 @@ class StopRequests:
     def __init__(self) -> None:
         self.received: int | None = None
         self._is_deferred = False
-        self._before: dict[int, object] = {}
-        self._watch: _SecondInterrupt | None = None
+        self._undo = ExitStack()
         self._hook = sys.unraisablehook
 
     def __enter__(self) -> StopRequests:
         if threading.current_thread() is threading.main_thread():
-            self._watch = _SecondInterrupt()
+            self._undo.enter_context(_ending_at_second_interrupt())
             for number in STOP_SIGNALS:
                 if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._handle)
+                    self._undo.callback(signal.signal, number, signal.signal(number, self._handle))
             self._hook, sys.unraisablehook = sys.unraisablehook, self._raise_again
+            self._undo.callback(setattr, sys, "unraisablehook", self._hook)
             _active.append(self)
+            self._undo.callback(_active.remove, self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._watch is not None:
-            _active.remove(self)
-            sys.unraisablehook = self._hook
-            while self._before:
-                number, handler = self._before.popitem()
-                signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
-            self._watch.close()
-            self._watch = None
+        self._undo.close()
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
@@ -107,7 +101,7 @@ class StopRequests:
         if not isinstance(lost.exc_value, Interrupted):
             self._hook(lost)
             return
-        signal.signal(signal.SIGALRM, lambda *_: self._watch and self.raise_if_due())
+        signal.signal(signal.SIGALRM, lambda *_: self in _active and self.raise_if_due())
         signal.setitimer(signal.ITIMER_REAL, 0.01)
 
 
@@ -128,29 +122,30 @@ def undisturbed() -> AbstractContextManager[None]:
     return _active[-1]._answering(is_deferred=True) if listens else nullcontext()
 
 
-class _SecondInterrupt:
-    """A thread that ends the process at the second SIGINT, even while the main thread is inside a long call.
+@contextmanager
+def _ending_at_second_interrupt() -> Iterator[None]:
+    """Within, a thread ends the process at the second SIGINT, even while the main thread is inside a long call.
 
     A Python handler would run only after that call; a pipe delivers the number of each signal immediately.
     """
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
 
-    def __init__(self) -> None:
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._write, False)
-        self._before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        self._thread = threading.Thread(target=self._run, name="second-interrupt", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        signal.set_wakeup_fd(self._before)
-        os.close(self._write)
-        self._thread.join()
-        os.close(self._read)
-
-    def _run(self) -> None:
+    def watch() -> None:
         count = 0
-        while numbers := os.read(self._read, 64):
+        while numbers := os.read(read, 64):
             count += numbers.count(signal.SIGINT)
             if count >= 2:
                 os.write(2, _LEFT_AT_ONCE)
                 os._exit(EXIT_INTERRUPTED)
+
+    thread = threading.Thread(target=watch, name="second-interrupt", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(write)
+        thread.join()
+        os.close(read)

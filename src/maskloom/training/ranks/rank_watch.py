@@ -60,7 +60,6 @@ class RankView:
     activity: int = 0
     processor: float = 0.0
     place: str = "start"
-    work: Work = "own"
     heard_at: float = 0.0
     active_at: float = 0.0
     ended: str | None = None
@@ -73,8 +72,8 @@ class RankView:
             self.active_at = now
         if values["sign"] != self.sign:
             self.heard_at, self.processor = now, values["processor"]
-        self.sign, self.calls, self.activity = values["sign"], values["calls"], values["activity"]
-        self.place, self.work = values["place"], values["work"]
+        self.sign, self.calls = values["sign"], values["calls"]
+        self.activity, self.place = values["activity"], values["place"]
 
 
 def culprit(views: dict[int, RankView], now: float, limit: float) -> str | None:
@@ -119,7 +118,7 @@ class RankWatch:
     _views: dict[int, RankView] = field(default_factory=dict)
     _is_over: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _thread: threading.Thread | None = None
+    _thread: threading.Thread = field(init=False)
     _main: int = 0
     _troubled_at: float | None = None
 
@@ -135,8 +134,7 @@ class RankWatch:
     def stop(self) -> None:
         """Stop the thread; from then on this rank learns nothing of the others."""
         self._is_over.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._thread.join()
 
     def call(self) -> None:
         """Count a call that every rank makes, in training or in the thread that saves."""
@@ -187,7 +185,6 @@ class RankWatch:
         return None
 
     def _told(self) -> str | None:
-        """Return the reason that another rank gave for ending, if any."""
         return next((view.ended for rank, view in self._views.items() if view.ended and rank != self.rank), None)
 
     def _is_in_trouble_for(self, seconds: float) -> bool:

@@ -15,6 +15,7 @@ from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.runs.resuming import verify_resuming
 from maskloom.training.events import read_events
 from maskloom.training.optimizers import TimeBudget, make_schedule
+from maskloom.training.settings import TrainingSection
 
 STEPS = 10**12
 
@@ -32,7 +33,8 @@ class Clock:
 
 def _by_clock(folder: Path, seconds: float):
     session = tiny_session(folder, steps=STEPS, save_every=None, learning_rate=1e-2, log_every=3)
-    session.budget = TimeBudget(seconds, schedule="linear", warmup_ratio=0.25, now=Clock())
+    settings = TrainingSection(schedule="linear", warmup_ratio=0.25)
+    session.budget = TimeBudget(seconds, settings, session.ranks, now=Clock())
     session.evaluate = lambda: {"loss": 1.0}
     return session
 
