@@ -1,19 +1,16 @@
 """The training loop, a generator of step reports for every objective; its caller saves, logs and evaluates.
 
-A GPU gets work ahead of time, so that it does not wait while the host reads batches, losses and logs. What happens
-when a step fails is in `training.faults`.
+What happens when a step fails is in `training.faults`; what a GPU gets ahead of time in `training.run_ahead`.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -21,18 +18,18 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from maskloom.data.counter_random import integers
-from maskloom.layers.copies import HostCopy
 from maskloom.layers.dropout import RowDraws, drawing
 from maskloom.models.assembled import EncoderWithHeads
-from maskloom.objectives.carrying import CarriedBatch, carried_on, with_carry
+from maskloom.objectives.carrying import carried_on, with_carry
 from maskloom.objectives.objective import Objective, SummedObjective, model_device
 from maskloom.system.devices import inference_in
 from maskloom.system.fault_points import fault_point
 from maskloom.training.faults.memory import in_micro_batches_that_fit
 from maskloom.training.faults.nonfinite import NonFiniteStepError
-from maskloom.training.optimizers import factor_of, forget_step, parameters_of, rate_of, step_if
+from maskloom.training.optimizers import factor_of, parameters_of, rate_of
 from maskloom.training.precision import adapted_scale
 from maskloom.training.ranks.ranks import ONE_RANK, Ranks
+from maskloom.training.run_ahead import BatchesAhead, Launched, StepsAhead, can_run_ahead
 from maskloom.training.settings import TrainingSection
 from maskloom.training.state import NextBatch, StepReport, TrainState
 
@@ -64,8 +61,9 @@ def train_steps(
     model, factor, runs_ahead = state.model, factor or factor_of(settings), can_run_ahead(state, ranks)
     # on a GPU, one to read while it computes and, if it can run ahead, one whose gradients it computes meanwhile
     num_ahead = 2 if runs_ahead else int(ranks.device.type == "cuda")
-    batches = _BatchesAhead(next_batch, state.position, num_ahead=num_ahead)
-    steps = (_StepsAhead if runs_ahead else _Steps)(state, objective, settings, seed, ranks, batches)
+    batches = BatchesAhead(next_batch, state.position, num_ahead=num_ahead)
+    steps = _Steps(state, objective, settings, seed, ranks, batches)
+    take = StepsAhead(steps.launch, batches, state, settings).take if runs_ahead else steps.take
     while state.step < settings.steps:
         started = time.perf_counter()
         batch, position = batches.take()
@@ -76,7 +74,7 @@ def train_steps(
             group["lr"] = rate_of(group, settings) * scale
         carried = with_carry(batch, objective, model, state.carry)
         num_tokens = ranks.sum_({"tokens": len(batch.token_ids)})["tokens"]
-        losses, gradient_norm, is_finite = steps.take(carried)  # accumulate, clip, update
+        losses, gradient_norm, is_finite = take(carried)  # accumulate, clip, update
         report = StepReport(
             step=state.step + 1,
             loss=sum(losses.values()),
@@ -102,7 +100,7 @@ class _Steps:
     settings: TrainingSection
     seed: int
     ranks: Ranks
-    batches: _BatchesAhead
+    batches: BatchesAhead
 
     def take(self, batch: Any) -> tuple[dict[str, float], float, bool]:
         """Accumulate, clip and update; return mean losses, norm before clipping, and whether they are finite.
@@ -148,99 +146,6 @@ class _Steps:
         launched = Launched(shares, norm.full_tensor() if hasattr(norm, "full_tensor") else norm, scale)
         self.batches.read_ahead()
         return launched
-
-
-def can_run_ahead(state: TrainState, ranks: Ranks) -> bool:
-    """Tell whether steps can be launched before their losses are read: on a single GPU, without a loss scale."""
-    is_alone = ranks.device.type == "cuda" and ranks.world_size == 1 and not ranks.is_sharded
-    return is_alone and state.loss_scale is None and bool(state.optimizer.defaults.get("fused"))
-
-
-@dataclass
-class _StepsAhead(_Steps):
-    """Launches each step before its losses are read, and then the gradients of the next batch.
-
-    The optimiser is told on the device to do nothing in a step that is not finite.
-    """
-
-    _ahead: Launched | None = None
-
-    def take(self, batch: Any) -> tuple[dict[str, float], float, bool]:
-        """Do as `_Steps.take`; if losses or norm are not finite, the gradients of the step are in place again."""
-        state, limit = self.state, self.settings.max_grad_norm
-        launched = self._ahead or self.launch(batch, state.step)
-        if limit:
-            clip_grads_with_norm_(parameters_of(state.optimizer), limit, launched.norm, foreach=True)
-        fault_point("training.step")
-        known = {*state.optimizer.state}
-        step_if(state.optimizer, launched.is_finite)
-        self._ahead = None if isinstance(batch, CarriedBatch) else self._launched_ahead()
-        losses, norm, is_finite = launched.read()
-        if not is_finite:
-            forget_step(state.optimizer, known)
-            self.launch(batch, state.step)
-        return losses, norm, is_finite
-
-    def _launched_ahead(self) -> Launched | None:
-        """Launch the gradients of the coming batch, if there is one; they must not depend on this step's."""
-        step, coming = self.state.step + 1, self.batches.coming
-        if coming is None or step >= self.settings.steps:
-            return None
-        try:
-            return self.launch(coming, step)
-        except Exception:  # the step that it belongs to tries again, and raises it if it must
-            return None
-
-
-class _BatchesAhead:
-    """The batches from a position on, in order; some are read ahead of time."""
-
-    def __init__(self, next_batch: NextBatch, position: dict[str, int], *, num_ahead: int) -> None:
-        self._next_batch, self._after, self._num_ahead = next_batch, position, num_ahead
-        self._read: deque[tuple[Any, dict[str, int]]] = deque()
-
-    def take(self) -> tuple[Any, dict[str, int]]:
-        """Return the next batch, and the position after it."""
-        return self._read.popleft() if self._read else self._next()
-
-    @property
-    def coming(self) -> Any:
-        """The batch that `take` will return next, if it has been read, else None."""
-        return self._read[0][0] if self._read else None
-
-    def read_ahead(self) -> None:
-        """Read until `num_ahead` batches are there."""
-        while len(self._read) < self._num_ahead:
-            self._read.append(self._next())
-
-    def _next(self) -> tuple[Any, dict[str, int]]:
-        batch, self._after = self._next_batch(self._after)
-        return batch, self._after
-
-
-class Launched:
-    """The losses of a batch and the norm of its gradients, which a GPU may still be computing.
-
-    `shares` are each micro-batch's shares of the mean losses by name, times `scale`.
-    """
-
-    def __init__(self, shares: dict[str, list[Tensor]], norm: Tensor, scale: float = 1.0) -> None:
-        self.norm, self._scale = norm, scale
-        self._num_shares = {name: len(each) for name, each in shares.items()}
-        self._numbers = torch.stack([*chain(*shares.values()), norm]).detach()
-        self._copy = HostCopy(self._numbers)
-
-    @property
-    def is_finite(self) -> Tensor:
-        """Whether losses and norm are finite, as a boolean on their device."""
-        return self._numbers.isfinite().all()
-
-    def read(self) -> tuple[dict[str, float], float, bool]:
-        """Wait for a single copy from the GPU; return losses by name, norm, and whether they are finite."""
-        values = iter(self._copy.tensor().tolist())
-        losses = {name: sum(islice(values, number), 0.0) / self._scale for name, number in self._num_shares.items()}
-        norm = next(values)
-        return losses, norm, math.isfinite(sum(losses.values()) + norm)
 
 
 def launch_gradients(
@@ -304,7 +209,11 @@ class StepDraws:
 
 
 def _seed_generators(seed: int) -> None:
-    """Seed as `torch.manual_seed`, which also formats the call stack for each absent kind of accelerator: 0.5 ms."""
+    """Seed torch's generators.
+
+    `torch.manual_seed` would also format the call stack once for each kind of absent accelerator, which takes half a
+    millisecond.
+    """
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
