@@ -65,9 +65,8 @@ class Tokenizer(ABC):
     """The interface of every tokenizer; `load` opens any folder, recognising the kind by its files.
 
     `template` holds the marks around the texts of a task, `running_text` the marks for language modelling. `lowercase`
-    also strips accents. `max_length` is the model's limit in tokens; a limit too small for the marks raises
-    ConfigError. `targets` is the tokenizer of a decoder's output if that has its own vocabulary; it is stored in the
-    subfolder `TARGETS`.
+    also strips accents. `max_length` is the model's limit in tokens. `targets` is the tokenizer of a decoder's
+    output if that has its own vocabulary; it is stored in the subfolder `TARGETS`.
     """
 
     vocabulary: Vocabulary
@@ -82,15 +81,9 @@ class Tokenizer(ABC):
     text_marks: ClassVar[str]
     has_segments: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        if self.max_length < 3:
-            raise ConfigError(f"max_length = {self.max_length}: it must be at least 3, special tokens included")
-
     @classmethod
-    def load(cls, folder: str | Path, *, max_length: int | None = None, **rules: Any) -> Tokenizer:
-        """Open a folder written by `save` or in Hugging Face layout; arguments override the folder's settings.
-
-        `rules` are options of the kind of tokenizer, such as WordPiece's `compatibility`.
+    def load(cls, folder: str | Path) -> Tokenizer:
+        """Open a folder written by `save` or in Hugging Face layout.
 
         Raises DataError for missing or damaged files, and for files that ask for rules other than the model's.
         """
@@ -105,13 +98,9 @@ class Tokenizer(ABC):
             "unigram": lambda path: UnigramTokenizer(**read_unigram(path)),
             "spelled": SpelledTokenizer.open,
         }
-
-        def opened(path: Path, **given: Any) -> Tokenizer:
-            chosen = {name: value for name, value in given.items() if value is not None}
-            return replace(kinds[kind_of_tokenizer(path)](path), **chosen)
-
-        tokenizer, targets = opened(Path(folder), max_length=max_length, **rules), Path(folder) / TARGETS
-        return replace(tokenizer, targets=opened(targets)) if targets.is_dir() else tokenizer
+        folder, targets = Path(folder), Path(folder) / TARGETS
+        tokenizer = kinds[kind_of_tokenizer(folder)](folder)
+        return replace(tokenizer, targets=kinds[kind_of_tokenizer(targets)](targets)) if targets.is_dir() else tokenizer
 
     @property
     def of_targets(self) -> Tokenizer:

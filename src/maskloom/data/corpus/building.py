@@ -179,10 +179,6 @@ def build_corpus(
 
 def _check_settings(out: Path, settings: CorpusSettings) -> None:
     check_language(settings.language or "en")
-    if settings.sentences not in ("split", "lines"):
-        raise ConfigError(f"sentences is {settings.sentences!r}; it must be 'split' or 'lines'")
-    if settings.shard_tokens < 1:
-        raise ConfigError(f"shard_tokens is {settings.shard_tokens}; it must be positive")
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out}: is a file; a corpus needs a folder")
 
@@ -217,7 +213,8 @@ def _building(out: Path) -> Iterator[None]:
     with folder_lock(out):
         # a killed build may have left large temporary files
         for folder in (out, out / SHARD_FOLDER, out / BUILDING_FOLDER):
-            _remove_temporaries(folder)
+            for path in folder.glob(".*.tmp"):
+                path.unlink(missing_ok=True)
         # an unfinished build may have had another kind of tokenizer
         for name in (*TOKEN_FILES, "merges.txt"):
             (out / name).unlink(missing_ok=True)
@@ -320,7 +317,6 @@ def _finish(
     small = (SENTENCE_LENGTHS, SENTENCE_OFFSETS, DOCUMENT_OFFSETS, *tokenizer.files)
     files |= {name: describe_file(out / name) for name in small}
     # remove shards of other builds and temporary files of a killed build
-    _remove_temporaries(out)
     for path in (out / SHARD_FOLDER).iterdir():
         if path.relative_to(out).as_posix() not in files:
             path.unlink(missing_ok=True)
@@ -351,11 +347,6 @@ def _finish(
     # a process left over from a killed build may still put a file there, which no longer matters
     shutil.rmtree(out / BUILDING_FOLDER, ignore_errors=True)
     return manifest
-
-
-def _remove_temporaries(folder: Path) -> None:
-    for path in folder.glob(".*.tmp"):
-        path.unlink(missing_ok=True)
 
 
 def _join_lengths(out: Path, records: list[ShardRecord]) -> None:
