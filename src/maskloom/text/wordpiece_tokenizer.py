@@ -12,11 +12,10 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models
 
 from maskloom.errors import ConfigError
-from maskloom.text.added_tokens import Added
 from maskloom.text.normalization import is_agreed, words_with_sources
 from maskloom.text.templates import BERT_TEXTS
 from maskloom.text.tokenizer import LONGEST_PART, Pieces, Tokenizer, library_of
-from maskloom.text.tokenizer_files import MAX_WORD_LENGTHS, SETTINGS_FILES
+from maskloom.text.tokenizer_files import MAX_WORD_LENGTHS, SETTINGS_FILES, Added
 from maskloom.text.vocabulary import CONTINUATION_PREFIX, SURROGATE, longest_pieces, vocabulary_sha256
 
 Compatibility = Literal["google", "hf"]
