@@ -113,7 +113,7 @@ def both(request: pytest.FixtureRequest, google: SimpleNamespace, small_folder: 
     return ours, google.tokenization.FullTokenizer(str(folder / "vocab.txt"), do_lower_case=case == "uncased")
 
 
-def google_ids(tokenizer: Any, text: str | bytes) -> list[int]:
+def google_ids(tokenizer: Any, text: str) -> list[int]:
     return tokenizer.convert_tokens_to_ids(tokenizer.tokenize(text))
 
 
@@ -171,12 +171,6 @@ def test_published_ids(minilm_folder: Path) -> None:
     assert ours.token_ids("my dog is hairy") == [2026, 3899, 2003, 15892]
     pair = ours.encode("Who was Jim Henson ?", "Jim Henson was a puppeteer")
     assert pair.ids == [101, 2040, 2001, 3958, 27227, 1029, 102, 3958, 27227, 2001, 1037, 13997, 11510, 102]
-
-
-def test_bytes_are_read_as_google_reads_them(both: Any) -> None:
-    ours, theirs = both
-    for text in (b"caf\xc3\xa9 \xff the", b"\x80", "中文".encode()[:-1]):
-        assert ours.token_ids(text) == google_ids(theirs, text)
 
 
 # Pitfalls of tokenisation, one by one

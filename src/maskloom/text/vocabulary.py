@@ -94,7 +94,6 @@ class Vocabulary:
     """The file named in errors."""
 
     def __post_init__(self, source: str) -> None:
-        """Check the tokens."""
         object.__setattr__(self, "tokens", tuple(self.tokens))
         first_line: dict[str, int] = {}
         for line, token in enumerate(self.tokens, start=1):

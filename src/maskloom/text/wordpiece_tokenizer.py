@@ -84,8 +84,8 @@ class WordPieceTokenizer(Tokenizer):
         library.add_tokens([AddedToken(**token._asdict()) for token in self.added])
         return library
 
-    def _as_text(self, text: str | bytes) -> str:
-        return text.decode("utf-8", "ignore") if isinstance(text, bytes) else text
+    def _as_text(self, text: str) -> str:
+        return text  # to the rules, half of a surrogate pair is a character like others
 
     @property
     def reads_special_tokens(self) -> bool:
@@ -97,10 +97,10 @@ class WordPieceTokenizer(Tokenizer):
         """Whether there are added tokens, which may have any characters but white space."""
         return bool(self.added)
 
-    def _pieces(self, texts: Sequence[str | bytes], parse_special_tokens: bool) -> list[Pieces]:
+    def _pieces(self, texts: Sequence[str], parse_special_tokens: bool) -> list[Pieces]:
         if not self.added:
             return super()._pieces(texts, parse_special_tokens)
-        return self._library_pieces([SURROGATE.sub("\ufffd", self._as_text(text)) for text in texts])
+        return self._library_pieces([SURROGATE.sub("\ufffd", text) for text in texts])
 
     def _is_for_library(self, text: str) -> bool:
         if self.compatibility == "google":

@@ -118,8 +118,7 @@ def test_cased_keeps_accents_and_uncased_drops_them(letters_vocabulary: Vocabula
 
 
 def test_odd_input(tokenizer: Tokenizer) -> None:
-    assert tokenizer.tokens(b"ab\xff c") == ["ab", "c"]
-    assert tokenizer.encode(b"x", b"y").segments == [0, 0, 0, 1, 1]
+    assert tokenizer.encode("x", "y").segments == [0, 0, 0, 1, 1]
     assert tokenizer.tokens("x \ud800 y") == ["x", "[UNK]", "y"]
     assert WordPieceTokenizer(tokenizer.vocabulary, compatibility="hf").tokens("x \ud800") == ["x", "[UNK]"]
 
