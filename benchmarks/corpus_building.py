@@ -14,6 +14,7 @@ import platform
 import statistics
 import sys
 import tempfile
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def check(text: Path) -> None:
     lines = short.read_text(encoding="utf-8").split("\n")
     tokens = [token for line in lines for token in tokenizer.tokenize(line)]
     out = text.parent / "checked"
-    ours = Tokenizer.load(minilm_folder(), compatibility="google")
+    ours = replace(Tokenizer.load(minilm_folder()), compatibility="google")
     build_corpus(short, tokenizer=ours, out=out, settings=CorpusSettings(sentences="lines"))
     corpus = Corpus.open(out)
     ids = corpus.sentences(0, corpus.num_sentences).tolist()

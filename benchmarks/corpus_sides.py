@@ -17,6 +17,7 @@ import resource
 import sys
 import time
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -87,7 +88,7 @@ def ours(text: Path, out: Path, num_workers: int, *, draws: bool) -> dict[str, A
     from maskloom.system.worker_processes import Work
     from maskloom.text.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer.load(minilm_folder(), compatibility="google")
+    tokenizer = replace(Tokenizer.load(minilm_folder()), compatibility="google")
     watch = Stopwatch()
     manifest = build_corpus(
         text, tokenizer=tokenizer, out=out, work=Work(num_workers), settings=CorpusSettings(sentences="lines")

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
     options = parser.parse_args()
     load = quiet_load()
-    tokenizer = Tokenizer.load(minilm_folder(), compatibility="google")
+    tokenizer = replace(Tokenizer.load(minilm_folder()), compatibility="google")
     library = tokenizers.Tokenizer.from_file(str(minilm_folder() / "tokenizer.json"))
     library.no_truncation()
     library.no_padding()

@@ -1,6 +1,7 @@
 """The tokenizer compared with Google's own code (the `bert` package of bert-tensorflow) and with transformers."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -99,7 +100,7 @@ def small_vocabulary() -> Vocabulary:
 @pytest.fixture(scope="module")
 def small_folder(small_vocabulary: Vocabulary, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("small")
-    small_vocabulary.save(folder)
+    small_vocabulary.save(folder / "vocab.txt")
     return folder
 
 
@@ -112,7 +113,7 @@ def both(request: pytest.FixtureRequest, google: SimpleNamespace, small_folder: 
     return ours, google.tokenization.FullTokenizer(str(folder / "vocab.txt"), do_lower_case=case == "uncased")
 
 
-def google_ids(tokenizer: Any, text: str | bytes) -> list[int]:
+def google_ids(tokenizer: Any, text: str) -> list[int]:
     return tokenizer.convert_tokens_to_ids(tokenizer.tokenize(text))
 
 
@@ -170,12 +171,6 @@ def test_published_ids(minilm_folder: Path) -> None:
     assert ours.token_ids("my dog is hairy") == [2026, 3899, 2003, 15892]
     pair = ours.encode("Who was Jim Henson ?", "Jim Henson was a puppeteer")
     assert pair.ids == [101, 2040, 2001, 3958, 27227, 1029, 102, 3958, 27227, 2001, 1037, 13997, 11510, 102]
-
-
-def test_bytes_are_read_as_google_reads_them(both: Any) -> None:
-    ours, theirs = both
-    for text in (b"caf\xc3\xa9 \xff the", b"\x80", "中文".encode()[:-1]):
-        assert ours.token_ids(text) == google_ids(theirs, text)
 
 
 # Pitfalls of tokenisation, one by one
@@ -257,7 +252,8 @@ def test_pairs_segments_and_truncation_are_those_of_google(
 @pytest.fixture(scope="module")
 def published(minilm_folder: Path) -> Any:
     """Return a published folder as opened by us with the rules of transformers, and by transformers."""
-    return Tokenizer.load(minilm_folder, compatibility="hf"), AutoTokenizer.from_pretrained(minilm_folder)
+    ours = replace(Tokenizer.load(minilm_folder), compatibility="hf")
+    return ours, AutoTokenizer.from_pretrained(minilm_folder)
 
 
 @given(text=WRITABLE_TEXT, pair=WRITABLE_TEXT)

@@ -226,9 +226,8 @@ class SpanCorruption(Restoring):
 
 
 def _framed(texts: Packed, template: SequenceTemplate) -> Packed:
-    """Return texts with their marks."""
     frames = template.frames(texts.sizes)
-    frames.token_ids[np.arange(len(texts.ids)) + np.repeat(frames.first - texts.starts, texts.sizes)] = texts.ids
+    frames.token_ids[ranges(frames.first, texts.sizes)] = texts.ids
     return Packed(frames.token_ids, frames.lengths)
 
 

@@ -65,9 +65,8 @@ class Tokenizer(ABC):
     """The interface of every tokenizer; `load` opens any folder, recognising the kind by its files.
 
     `template` holds the marks around the texts of a task, `running_text` the marks for language modelling. `lowercase`
-    also strips accents. `max_length` is the model's limit in tokens; a limit too small for the marks raises
-    ConfigError. `targets` is the tokenizer of a decoder's output if that has its own vocabulary; it is stored in the
-    subfolder `TARGETS`.
+    also strips accents. `max_length` is the model's limit in tokens. `targets` is the tokenizer of a decoder's
+    output if that has its own vocabulary; it is stored in the subfolder `TARGETS`.
     """
 
     vocabulary: Vocabulary
@@ -82,15 +81,9 @@ class Tokenizer(ABC):
     text_marks: ClassVar[str]
     has_segments: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        if self.max_length < 3:
-            raise ConfigError(f"max_length = {self.max_length}: it must be at least 3, special tokens included")
-
     @classmethod
-    def load(cls, folder: str | Path, *, max_length: int | None = None, **rules: Any) -> Tokenizer:
-        """Open a folder written by `save` or in Hugging Face layout; arguments override the folder's settings.
-
-        `rules` are options of the kind of tokenizer, such as WordPiece's `compatibility`.
+    def load(cls, folder: str | Path) -> Tokenizer:
+        """Open a folder written by `save` or in Hugging Face layout.
 
         Raises DataError for missing or damaged files, and for files that ask for rules other than the model's.
         """
@@ -105,13 +98,9 @@ class Tokenizer(ABC):
             "unigram": lambda path: UnigramTokenizer(**read_unigram(path)),
             "spelled": SpelledTokenizer.open,
         }
-
-        def opened(path: Path, **given: Any) -> Tokenizer:
-            chosen = {name: value for name, value in given.items() if value is not None}
-            return replace(kinds[kind_of_tokenizer(path)](path), **chosen)
-
-        tokenizer, targets = opened(Path(folder), max_length=max_length, **rules), Path(folder) / TARGETS
-        return replace(tokenizer, targets=opened(targets)) if targets.is_dir() else tokenizer
+        folder, targets = Path(folder), Path(folder) / TARGETS
+        tokenizer = kinds[kind_of_tokenizer(folder)](folder)
+        return replace(tokenizer, targets=kinds[kind_of_tokenizer(targets)](targets)) if targets.is_dir() else tokenizer
 
     @property
     def of_targets(self) -> Tokenizer:
@@ -170,12 +159,7 @@ class Tokenizer(ABC):
         return SequenceTemplate.of(self.text_marks, self.vocabulary)
 
     def encode(
-        self,
-        text: str | bytes,
-        pair: str | bytes | None = None,
-        *,
-        max_length: int | None = None,
-        parse_special_tokens: bool = False,
+        self, text: str, pair: str | None = None, *, max_length: int | None = None, parse_special_tokens: bool = False
     ) -> Encoding:
         """Encode one or two texts with the marks of `template`, [CLS] A [SEP] B [SEP] for BERT.
 
@@ -188,7 +172,7 @@ class Tokenizer(ABC):
 
     def encode_batch(
         self,
-        texts: Sequence[tuple[str | bytes, str | bytes | None]],
+        texts: Sequence[tuple[str, str | None]],
         *,
         max_length: int | None = None,
         parse_special_tokens: bool = False,
@@ -204,7 +188,7 @@ class Tokenizer(ABC):
         ]
 
     def sequences(
-        self, texts: Sequence[tuple[str | bytes, str | bytes | None]], *, max_length: int | None = None
+        self, texts: Sequence[tuple[str, str | None]], *, max_length: int | None = None
     ) -> Iterator[tuple[list[int], int, int]]:
         """Yield for each (text, pair) the ids of `encode_batch`, how many are in segment 0 and how many did not fit."""
         limit = self._checked_limit(max_length, num_texts=2 if any(pair for _, pair in texts) else 1)
@@ -216,11 +200,11 @@ class Tokenizer(ABC):
             num_own = num_a if self.template.has_segments else len(ids)
             yield ids, num_own, len(first) + len(second) - sum(kept)
 
-    def token_ids(self, text: str | bytes) -> list[int]:
+    def token_ids(self, text: str) -> list[int]:
         """Return the ids of a text, untruncated and without special tokens."""
         return self.token_ids_batch([text])[0]
 
-    def token_ids_batch(self, texts: Sequence[str | bytes]) -> list[list[int]]:
+    def token_ids_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of many texts, untruncated and without special tokens; faster than one by one.
 
         If `cuts_at_white_space`, the ids of a text are the concatenated ids of its white-space-delimited chunks, as
@@ -239,7 +223,7 @@ class Tokenizer(ABC):
     def word_ids(self, words: Iterable[str]) -> Iterator[list[int]]:
         """Return the ids of each normalised word."""
 
-    def tokens(self, text: str | bytes) -> list[str]:
+    def tokens(self, text: str) -> list[str]:
         """Return the tokens of a text as strings, untruncated and without special tokens."""
         return [self.vocabulary.tokens[index] for index in self.token_ids(text)]
 
@@ -253,10 +237,9 @@ class Tokenizer(ABC):
         an exception for byte pairs with a suffix.
         """
 
-    def _as_text(self, text: str | bytes) -> str:
-        """Return a str; undecodable bytes are dropped as in Google's tokenizer, halves of surrogate pairs replaced."""
-        plain = text.decode("utf-8", "ignore") if isinstance(text, bytes) else text
-        return plain if plain.isascii() else SURROGATE.sub("\ufffd", plain)
+    def _as_text(self, text: str) -> str:
+        """Return a text that UTF-8 can encode: halves of surrogate pairs are replaced."""
+        return text if text.isascii() else SURROGATE.sub("\ufffd", text)
 
     def _plain_pieces(self, texts: list[str]) -> list[Pieces]:
         """Return the tokens of texts, treating special tokens as plain text."""
@@ -328,7 +311,7 @@ class Tokenizer(ABC):
             raise ConfigError(f"max_length = {limit}: special tokens for {amount(num_texts, 'text')} take {num_marks}")
         return limit
 
-    def _pieces(self, texts: Sequence[str | bytes], parse_special_tokens: bool) -> list[Pieces]:
+    def _pieces(self, texts: Sequence[str], parse_special_tokens: bool) -> list[Pieces]:
         plain = [self._as_text(text) for text in texts]
         if not (parse_special_tokens or self.reads_special_tokens):
             return self._plain_pieces(plain)

@@ -1,17 +1,16 @@
-"""Reading tokenizers from Hugging Face folders: settings, GPT's and GPT-2's byte pairs, and unigram pieces."""
+"""Reading tokenizers from Hugging Face folders: settings, WordPiece with added tokens, byte pairs, unigram pieces."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import pre_tokenizers
 
 from maskloom.errors import DataError
 from maskloom.system.foreign_files import file_inside, read_json_object, read_object_inside
-from maskloom.text.added_tokens import read_added
 from maskloom.text.vocabulary import (
     BART_TOKENS,
     CONTINUATION_PREFIX,
@@ -19,6 +18,7 @@ from maskloom.text.vocabulary import (
     GPT_TOKENS,
     MAX_VOCABULARY_BYTES,
     SENTINEL,
+    SPECIAL_TOKENS,
     SpecialTokens,
     Vocabulary,
     model_of,
@@ -49,6 +49,17 @@ _PLAIN = {"dropout": (None, 0), "continuing_subword_prefix": (None, ""), "ignore
           "byte_fallback": (None, False), "fuse_unk": (None, False)}  # fmt: skip
 
 
+class Added(NamedTuple):
+    """A token that the `tokenizers` library finds in a text before it splits words, with the library's settings."""
+
+    content: str
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = True
+    special: bool = False
+
+
 def read_wordpiece(folder: Path) -> dict[str, Any]:
     """Read the arguments of a `WordPieceTokenizer` from vocab.txt, tokenizer.json and the configurations.
 
@@ -64,7 +75,7 @@ def read_wordpiece(folder: Path) -> dict[str, Any]:
     has_list = file_inside(folder, "vocab.txt") is not None
     if not has_list:
         pieces = tuple(token for token in pieces if token in library["model"]["vocab"])
-    added = read_added(folder, config, library, pieces)
+    added = _read_added(folder, config, library, pieces)
     if added:
         tokens = dict.fromkeys([*pieces, *(token.content for token in added)])
         vocabulary = Vocabulary([*tokens], source=str(folder))
@@ -80,6 +91,63 @@ def read_wordpiece(folder: Path) -> dict[str, Any]:
         raise DataError(f"{folder}: maskloom_compatibility is {compatibility!r:.80}; it must be 'google' or 'hf'")
     rules = {"lowercase": lowercase, "max_length": read_limit(folder, config), "compatibility": compatibility}
     return {"vocabulary": vocabulary, "added": added, "num_pieces": len(pieces) if added else None, **rules}
+
+
+def _read_added(
+    folder: Path, config: dict[str, Any], library: dict[str, Any], pieces: Sequence[str]
+) -> tuple[Added, ...]:
+    """Return the added tokens of a folder in order of id, or () if there are none but BERT's special tokens.
+
+    As in transformers, tokenizer_config.json takes precedence over tokenizer.json, and that over added_tokens.json.
+    Raises DataError for damaged entries, for ids that do not follow those of the pieces, and for tokens with white
+    space, as tasks and corpora encode texts word by word.
+    """
+    ids = {piece: number for number, piece in enumerate(pieces)}
+    found = {token: Added(token, normalized=False, special=True) for token in SPECIAL_TOKENS}
+    for values in sorted(_entries(folder, config, library), key=lambda values: values.get("id", len(ids))):
+        content, flags = values["content"], {name: values[name] for name in Added._fields[1:] if name in values}
+        what = f"{folder}: the added token {content!r:.80}"
+        if not isinstance(content, str) or content.split() != [content]:
+            raise DataError(f"{what} is not supported: it must be text without white space")
+        if bad := [f"{name} is {value!r:.80}" for name, value in flags.items() if not isinstance(value, bool)]:
+            raise DataError(f"{what}: {bad[0]}; it must be true or false")
+        expected = ids.setdefault(content, len(ids))
+        if values.get("id", expected) != expected:
+            raise DataError(f"{what} has the id {values['id']}; its place in the vocabulary is {expected}")
+        token = Added(content, **flags)
+        found[content] = token._replace(special=token.special or content in SPECIAL_TOKENS)
+    is_more = len(found) > len(SPECIAL_TOKENS)
+    return tuple(sorted(found.values(), key=lambda token: ids[token.content])) if is_more else ()
+
+
+def _entries(folder: Path, config: dict[str, Any], library: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the entries of all files, each with a content; those of tokens that are only named have no id."""
+    decoder, old, extra = config.get("added_tokens_decoder"), "additional_special_tokens", "extra_special_tokens"
+    special = {"normalized": False, "special": True}
+    if isinstance(decoder, dict):
+        listed = [(values, int(key) if key.isdecimal() and len(key) < 10 else None) for key, values in decoder.items()]
+        listed = [{**values, "id": number} if isinstance(values, dict) else values for values, number in listed]
+        named = [*_listed(config, old), *_listed(config, extra)]
+    else:
+        others, added = read_object_inside(folder, "special_tokens_map.json"), library.get("added_tokens") or []
+        named = [*_listed(config, old), *_listed(config, extra), *_listed(others, extra)]
+        marks = [name.get("content") for name in named]
+        numbers = read_object_inside(folder, "added_tokens.json").items()
+        listed = [{"content": token, "id": number, **(special if token in marks else {})} for token, number in numbers]
+        listed += added if isinstance(added, list) else [added]
+        named = named or _listed(others, old)
+    for values in listed:
+        if not isinstance(values, dict) or type(values.get("id")) is not int or "content" not in values:
+            raise DataError(f"{folder}: {values!r:.80} is not an added token with content and id")
+    known = [values["content"] for values in listed]
+    return listed + [{**special, **name} for name in named if name.get("content") not in known]
+
+
+def _listed(settings: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    """Return the special tokens that a file lists under a key, as entries without an id."""
+    listed = settings.get(key)
+    names = listed if isinstance(listed, list) else []
+    return [name if isinstance(name, dict) and "content" in name else {"content": name} for name in names]
 
 
 def read_limit(folder: Path, config: dict[str, Any]) -> int:

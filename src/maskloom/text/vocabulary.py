@@ -94,7 +94,6 @@ class Vocabulary:
     """The file named in errors."""
 
     def __post_init__(self, source: str) -> None:
-        """Check the tokens."""
         object.__setattr__(self, "tokens", tuple(self.tokens))
         first_line: dict[str, int] = {}
         for line, token in enumerate(self.tokens, start=1):
@@ -110,9 +109,6 @@ class Vocabulary:
 
     def __len__(self) -> int:
         return len(self.tokens)
-
-    def __contains__(self, token: object) -> bool:
-        return token in self.ids
 
     @cached_property
     def ids(self) -> dict[str, int]:
@@ -152,7 +148,7 @@ class Vocabulary:
 
         Of the bytes of a character, the first one counts.
         """
-        sizes, is_bytes = [], not (self.prefix or self.suffix or _SPACES[1] in self)
+        sizes, is_bytes = [], not (self.prefix or self.suffix or _SPACES[1] in self.ids)
         for token, is_first in zip(self.tokens, ~self.is_continuation, strict=True):
             has_blank = token.endswith(self.suffix) if self.suffix else self.prefix and is_first
             piece = token.removesuffix(self.suffix) if is_first else token[len(self.prefix) :]
@@ -208,17 +204,14 @@ class Vocabulary:
         tokens = [line.strip() for line in read_text(path).split("\n")]
         return cls(tokens if tokens[-1] else tokens[:-1], source=str(path))
 
-    def save(self, path: str | Path) -> None:
-        """Write the tokens to a file atomically, one per line; a folder gets a vocab.txt.
+    def save(self, path: Path) -> None:
+        """Write the tokens to a file atomically, one per line.
 
         Raises DataError for a token with a line break or surrounding blanks, which a vocab.txt cannot represent.
         """
-        path = Path(path)
-        if path.is_dir():
-            path = path / "vocab.txt"
-        for index, token in enumerate(self.tokens):
+        for line, token in enumerate(self.tokens, start=1):
             if token != token.strip() or "\n" in token:
-                raise DataError(f"{path}, line {index + 1}: token {token!r:.80} cannot be written as one line of text")
+                raise DataError(f"{path}, line {line}: token {token!r:.80} cannot be written as one line of text")
         write_text(path, "".join(f"{token}\n" for token in self.tokens))
 
 

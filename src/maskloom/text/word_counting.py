@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
 
@@ -106,11 +106,8 @@ def _batch_counter(lowercase: bool | None) -> Callable[[list[str]], dict[str, in
         split, words_of = split_chunks, partial(words, lowercase=lowercase)
 
     def count(batch: list[str]) -> dict[str, int]:
-        chunks: Counter[str] = Counter()
-        for text in batch:
-            chunks.update(split(text))
         counts: dict[str, int] = {}
-        for chunk, number in chunks.items():
+        for chunk, number in Counter(chain.from_iterable(map(split, batch))).items():
             # splitting into words takes hundreds of bytes per character
             for part in _cut(chunk, _LONGEST_RUN, _LONGEST_RUN // 2, _LONGEST_RUN, (_BETWEEN_WORDS,)):
                 for word in words_of(part):

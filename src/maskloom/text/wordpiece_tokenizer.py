@@ -12,11 +12,10 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models
 
 from maskloom.errors import ConfigError
-from maskloom.text.added_tokens import Added
 from maskloom.text.normalization import is_agreed, words_with_sources
 from maskloom.text.templates import BERT_TEXTS
 from maskloom.text.tokenizer import LONGEST_PART, Pieces, Tokenizer, library_of
-from maskloom.text.tokenizer_files import MAX_WORD_LENGTHS, SETTINGS_FILES
+from maskloom.text.tokenizer_files import MAX_WORD_LENGTHS, SETTINGS_FILES, Added
 from maskloom.text.vocabulary import CONTINUATION_PREFIX, SURROGATE, longest_pieces, vocabulary_sha256
 
 Compatibility = Literal["google", "hf"]
@@ -29,7 +28,7 @@ class WordPieceTokenizer(Tokenizer):
     `compatibility="google"` splits words of up to 200 characters and treats "[MASK]" in a text as plain text; "hf"
     matches the `tokenizers` library: words of up to 100 characters, and special tokens in a text are recognised.
     Only there are there `added` tokens, whatever surrounds them; words are split into the first `num_pieces` tokens of
-    the vocabulary, or all. Raises ConfigError for a `max_length` below 3 or an unknown compatibility.
+    the vocabulary, or all. Raises ConfigError for added tokens with Google's rules.
     """
 
     _: KW_ONLY
@@ -43,9 +42,6 @@ class WordPieceTokenizer(Tokenizer):
     has_segments: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.compatibility not in MAX_WORD_LENGTHS:
-            raise ConfigError(f"compatibility = {self.compatibility!r}: it must be one of 'google', 'hf'")
         if self.added and self.compatibility == "google":
             raise ConfigError("compatibility = 'google': Google's rules have no added tokens, but this vocabulary does")
 
@@ -88,8 +84,8 @@ class WordPieceTokenizer(Tokenizer):
         library.add_tokens([AddedToken(**token._asdict()) for token in self.added])
         return library
 
-    def _as_text(self, text: str | bytes) -> str:
-        return text.decode("utf-8", "ignore") if isinstance(text, bytes) else text
+    def _as_text(self, text: str) -> str:
+        return text  # to the rules, half of a surrogate pair is a character like others
 
     @property
     def reads_special_tokens(self) -> bool:
@@ -101,10 +97,10 @@ class WordPieceTokenizer(Tokenizer):
         """Whether there are added tokens, which may have any characters but white space."""
         return bool(self.added)
 
-    def _pieces(self, texts: Sequence[str | bytes], parse_special_tokens: bool) -> list[Pieces]:
+    def _pieces(self, texts: Sequence[str], parse_special_tokens: bool) -> list[Pieces]:
         if not self.added:
             return super()._pieces(texts, parse_special_tokens)
-        return self._library_pieces([SURROGATE.sub("\ufffd", self._as_text(text)) for text in texts])
+        return self._library_pieces([SURROGATE.sub("\ufffd", text) for text in texts])
 
     def _is_for_library(self, text: str) -> bool:
         if self.compatibility == "google":

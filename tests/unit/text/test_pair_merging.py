@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maskloom.text import segmented_words
+from maskloom.text import pair_merging
 from maskloom.text.pair_merging import FrequencyQueue, Score, _log, merge_pairs
 
 WORDS = st.dictionaries(
@@ -101,7 +101,7 @@ def test_equal_to_recounting(
 ) -> None:
     size = max(num_symbols, len(symbols_of(words)))
     expected = naive_merges(words, num_symbols=size, score=score, min_frequency=min_frequency)
-    with mock.patch.object(segmented_words, "FEW", few):
+    with mock.patch.object(pair_merging, "_FEW", few):
         assert fast_merges(words, num_symbols=size, score=score, min_frequency=min_frequency) == expected
 
 

@@ -33,7 +33,6 @@ def test_a_saved_tokenizer_opens_as_it_was(tmp_path: Path, lowercase: bool, comp
     assert first == {name: (tmp_path / "t" / name).read_bytes() for name in names}
     (tmp_path / "t" / "vocab.txt").unlink()
     assert Tokenizer.load(tmp_path / "t") == tokenizer
-    assert Tokenizer.load(tmp_path / "t", compatibility="hf", max_length=7).max_length == 7
 
 
 def test_saving_leaves_raw_text_without_special_tokens(tmp_path: Path) -> None:
@@ -44,13 +43,13 @@ def test_saving_leaves_raw_text_without_special_tokens(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("vocabulary", "lowercase"), [(UNCASED, True), (CASED, False)])
 def test_case_is_read_off_a_bare_vocabulary(tmp_path: Path, vocabulary: Vocabulary, lowercase: bool) -> None:
-    vocabulary.save(tmp_path)
+    vocabulary.save(tmp_path / "vocab.txt")
     found = Tokenizer.load(tmp_path)
     assert (found.lowercase, found.max_length, found.compatibility) == (lowercase, 512, "google")
 
 
 def test_settings_come_from_the_first_file_that_has_them(tmp_path: Path) -> None:
-    UNCASED.save(tmp_path)
+    UNCASED.save(tmp_path / "vocab.txt")
     write(tmp_path, "config.json", {"max_position_embeddings": 77})
     write(tmp_path, "tokenizer.json", {"normalizer": {"type": "BertNormalizer", "lowercase": False}})
     assert not Tokenizer.load(tmp_path).lowercase
@@ -76,14 +75,14 @@ def test_settings_come_from_the_first_file_that_has_them(tmp_path: Path) -> None
     ],
 )
 def test_rules_that_are_not_those_of_bert_are_refused(tmp_path: Path, name: str, values: object, message: str) -> None:
-    UNCASED.save(tmp_path)
+    UNCASED.save(tmp_path / "vocab.txt")
     write(tmp_path, name, values)
     with pytest.raises(DataError, match=message):
         Tokenizer.load(tmp_path)
 
 
 def test_damaged_and_missing_files_are_named(tmp_path: Path) -> None:
-    UNCASED.save(tmp_path)
+    UNCASED.save(tmp_path / "vocab.txt")
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower', encoding="utf-8")
     with pytest.raises(DataError, match=r"tokenizer_config\.json: line 1, column 2: not valid JSON"):
         Tokenizer.load(tmp_path)
@@ -137,5 +136,5 @@ def test_a_tokenizer_json_alone_with_rules_that_are_not_berts_is_refused(tmp_pat
     folder = only_json(tmp_path, **changes)
     with pytest.raises(DataError, match=rf"tokenizer\.json: .*{message}"):
         Tokenizer.load(folder)
-    Vocabulary([*SPECIAL_TOKENS, "a"]).save(folder)
+    Vocabulary([*SPECIAL_TOKENS, "a"]).save(folder / "vocab.txt")
     assert len(Tokenizer.load(folder).vocabulary) == 6  # a vocab.txt next to it takes precedence

@@ -91,7 +91,7 @@ def test_save_and_load(tmp_path: Path) -> None:
     assert (tmp_path / "deep" / "vocab.txt").read_bytes() == "\n".join([*TOKENS, ""]).encode()
     assert Vocabulary.load(tmp_path / "deep") == Vocabulary(TOKENS)
     with pytest.raises(DataError, match=r"line 10: token 'x\\ny'"):
-        Vocabulary([*TOKENS, "x\ny"]).save(tmp_path)
+        Vocabulary([*TOKENS, "x\ny"]).save(tmp_path / "vocab.txt")
 
 
 def test_load_reads_a_tokenizer_json_with_added_tokens(tmp_path: Path) -> None:

@@ -113,7 +113,6 @@ class _ShardTask:
         return hashlib.blake2b(self.settings.encode() + b"".join(self.digests)).hexdigest()
 
     def __str__(self) -> str:
-        """Return a description of the task for error messages."""
         return f"shard {self.number} (documents from {self.first} to {self.last})"
 
 
@@ -136,14 +135,16 @@ def build_corpus(
     most `MAX_SHARD_BYTES` of text each. `before_reading` is called with the files, `progress` with ("reading and
     encoding", bytes done, total bytes).
 
-    Raises ConfigError for an invalid setting, and if the folder holds a corpus that was built differently or any other
-    files, or lies in a folder of text; FolderInUseError if another process is building in it; DataError if the text has
-    no document, and as `read_documents` does; ChildProcessError as `results_of_processes` does; OSError for a full
-    disk.
+    Raises ConfigError for a language without rules, and if the folder holds a corpus that was built differently or any
+    other files, or lies in a folder of text; FolderInUseError if another process is building in it; DataError if the
+    text has no document, and as `read_documents` does; ChildProcessError as `results_of_processes` does; OSError for a
+    full disk.
     """
     paths = [paths] if isinstance(paths, str | Path) else list(paths)
     out = Path(out).absolute()
-    _check_settings(out, settings)
+    check_language(settings.language or "en")
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out}: is a file; a corpus needs a folder")
     refuse_output_inside(paths, out)
     reading, seen = ReadingReport(), DigestSet()
     files = source_files(paths, reading)
@@ -168,23 +169,10 @@ def build_corpus(
         records = sorted([*kept, *made], key=lambda record: record.number)
         if not any(record.num_documents for record in records):
             raise DataError(f"{', '.join(source.name for source in files[:3])}: found no documents with any tokens")
-        sources = [  # like `describe_file`, but with the checksum of the bytes as read
-            {"name": file.name, "num_bytes": file.path.stat().st_size, "sha256": reading.sums[file.path]}
-            for file in files
-        ]
+        sources = [{"name": file.name, **describe_file(file.path, reading.sums[file.path])} for file in files]
         recipe = {"settings": made_with, "sources": sources}
         manifest = _finish(out, records, recipe, reading, reading.num_documents - len(seen), tokenizer)
         return {**manifest, "num_kept_shards": len(kept)}
-
-
-def _check_settings(out: Path, settings: CorpusSettings) -> None:
-    check_language(settings.language or "en")
-    if settings.sentences not in ("split", "lines"):
-        raise ConfigError(f"sentences is {settings.sentences!r}; it must be 'split' or 'lines'")
-    if settings.shard_tokens < 1:
-        raise ConfigError(f"shard_tokens is {settings.shard_tokens}; it must be positive")
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out}: is a file; a corpus needs a folder")
 
 
 def _finished_corpus(out: Path, recipe: dict[str, Any]) -> dict[str, Any]:
@@ -217,7 +205,8 @@ def _building(out: Path) -> Iterator[None]:
     with folder_lock(out):
         # a killed build may have left large temporary files
         for folder in (out, out / SHARD_FOLDER, out / BUILDING_FOLDER):
-            _remove_temporaries(folder)
+            for path in folder.glob(".*.tmp"):
+                path.unlink(missing_ok=True)
         # an unfinished build may have had another kind of tokenizer
         for name in (*TOKEN_FILES, "merges.txt"):
             (out / name).unlink(missing_ok=True)
@@ -320,7 +309,6 @@ def _finish(
     small = (SENTENCE_LENGTHS, SENTENCE_OFFSETS, DOCUMENT_OFFSETS, *tokenizer.files)
     files |= {name: describe_file(out / name) for name in small}
     # remove shards of other builds and temporary files of a killed build
-    _remove_temporaries(out)
     for path in (out / SHARD_FOLDER).iterdir():
         if path.relative_to(out).as_posix() not in files:
             path.unlink(missing_ok=True)
@@ -351,11 +339,6 @@ def _finish(
     # a process left over from a killed build may still put a file there, which no longer matters
     shutil.rmtree(out / BUILDING_FOLDER, ignore_errors=True)
     return manifest
-
-
-def _remove_temporaries(folder: Path) -> None:
-    for path in folder.glob(".*.tmp"):
-        path.unlink(missing_ok=True)
 
 
 def _join_lengths(out: Path, records: list[ShardRecord]) -> None:

@@ -1,6 +1,7 @@
 """Read documents from .txt and .jsonl files, compressed or not, .parquet files and folders (BERT paper 3.3.2).
 
-Documents of a .txt file end at blank lines, or each file is one document. Memory holds one document at a time, or 256
+Documents of a .txt file end at blank lines, or each file is one document. A line ends with LF, CR LF or CR, or with
+CR CR LF, which CR LF becomes by careless copying. Memory holds one document at a time, or 256
 rows of a .parquet file, and a document has at most `MAX_DOCUMENT_BYTES`.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from io import BufferedReader
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from maskloom.data.corpus.compressed_files import COMPRESSIONS, opened, reading_errors
-from maskloom.data.corpus.text_blocks import raw_documents, unix_line_ends
 from maskloom.errors import ConfigError, DataError, amount
 from maskloom.system.files import file_sha256
 from maskloom.system.foreign_files import check_name, check_regular, file_inside, shown_name
@@ -35,6 +35,14 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # a decoded character takes up to four bytes, so long text is decoded piece by piece
 _PIECE = 1 << 20
 _ROWS_AT_ONCE = 256
+_BLOCK = 1 << 20
+# CRs at the end of a block that wait for the next block, which may start with LF
+_HELD_BACK = 63
+_WHITE = b" \t\r\n\x0b\x0c"
+# a character set, unlike a group, takes no memory per repetition
+_BLANK_LINES = re.compile(rb"\n[ \t\x0b\x0c\r\n]*\n")
+_LEADING_BLANK_LINES = re.compile(rb"[ \t\x0b\x0c\r\n]*\n")
+_LINE_ENDS = re.compile(rb"\r++(\n?)")
 
 
 @dataclass(frozen=True)
@@ -145,12 +153,8 @@ def read_documents(
 
     Raises DataError (with the file and the line, row or byte offset) for bad text, bad JSON, a missing or ill-typed
     `text` field, truncated compressed files, documents that are too large, a file that changes while it is read, and as
-    `source_files` does; ConfigError for any other `on_bad_text` or `documents`.
+    `source_files` does.
     """
-    if on_bad_text not in ("error", "skip"):
-        raise ConfigError(f"on_bad_text is {on_bad_text!r:.80}; it must be 'error' or 'skip'")
-    if documents not in ("blank-line", "file"):
-        raise ConfigError(f"documents is {documents!r:.80}; it must be 'blank-line' or 'file'")
     report = ReadingReport() if report is None else report
     return _documents_of_files(source_files(paths, report), on_bad_text == "skip", documents, report, longest)
 
@@ -272,12 +276,17 @@ def _document(path: Path, text: _Text, skips_bad_text: bool, report: ReadingRepo
         if len(report.skipped) < _NUM_SKIPS_NAMED:
             report.skipped.append(problem)
         return None
-    content = unix_line_ends(text.content).strip(b"\n")
+    content = _unix_line_ends(text.content).strip(b"\n")
     if not content[:1].isalnum() and all(piece.isspace() for piece in _decoded(content)):
         report.num_empty_documents += 1
         return None
     report.num_documents += 1
     return Document(content, str(path), text.line)
+
+
+def _unix_line_ends(content: bytes) -> bytes:
+    """Return text with every line ending replaced by LF."""
+    return content if b"\r" not in content else _LINE_ENDS.sub(lambda end: end[1] or b"\n" * len(end[0]), content)
 
 
 def _texts_of_file(path: Path, rule: DocumentRule, longest: int | None) -> Iterator[tuple[_Text, int]]:
@@ -293,19 +302,71 @@ def _texts_of_file(path: Path, rule: DocumentRule, longest: int | None) -> Itera
 
 
 def _plain_texts(path: Path, file: BufferedReader, rule: DocumentRule, longest: int | None) -> Iterator[_Text]:
-    start = len(_BYTE_ORDER_MARK) if file.peek(3)[:3] == _BYTE_ORDER_MARK else 0
-    file.read(start)
-    by_line = rule == "blank-line"
-    advice = "put blank lines between documents" if by_line else "split the file"
-    for content, line, offset in raw_documents(
-        file.read,
-        ends_at_blank_lines=by_line,
-        limit=longest or MAX_DOCUMENT_BYTES,
-        too_large=lambda line: DataError(f"{_too_large(path, f'line {line}')}; {advice}"),
-        cuts=longest is not None,
-    ):
-        yield _Text(content, line, f"document at line {line}", start + offset)
-        del content
+    """Yield the documents of a plain text that are not only white space; lone CR is already LF in them.
+
+    One of more than `longest` bytes is split after the last line ending, else the last blank, else the last character.
+    """
+    limit, by_line = longest or MAX_DOCUMENT_BYTES, rule == "blank-line"
+    line, offset = 1, len(_BYTE_ORDER_MARK) if file.peek(3)[:3] == _BYTE_ORDER_MARK else 0
+    file.read(offset)
+    for text, blank_lines in _parts(file.read, limit, by_line, cuts=longest is not None):
+        leading = _LEADING_BLANK_LINES.match(text)
+        begin = leading.end() if leading else 0
+        first = line + text.count(b"\n", 0, begin)
+        if len(text) > limit and longest is None:
+            advice = "put blank lines between documents" if by_line else "split the file"
+            raise DataError(f"{_too_large(path, f'line {first}')}; {advice}")
+        if text and not text.isspace():
+            yield _Text(text[begin:], first, f"document at line {first}", offset + begin)
+        line += text.count(b"\n") + blank_lines.count(b"\n")
+        offset += len(text) + len(blank_lines)
+        # otherwise it would stay in memory while the next one is read
+        del text
+
+
+def _parts(read: Callable[[int], bytes], limit: int, by_line: bool, *, cuts: bool) -> Iterator[tuple[bytes, bytes]]:
+    """Yield each text between blank lines, with the blank lines after it; one that exceeds `limit` is not whole."""
+    held, num_white = bytearray(), 0  # bytes of white space at the end, in which blank lines may begin
+    for block in _blocks(read):
+        searched = max(0, len(held) - num_white)
+        held += block
+        while by_line and (blank := _BLANK_LINES.search(held, searched)):
+            yield _taken(held, blank.start() + 1), _taken(held, blank.end() - blank.start() - 1)
+            searched = 0
+        body = block.rstrip(_WHITE)
+        num_white = len(block) - len(body) if body else num_white + len(block)
+        if len(held) > limit:
+            characters = (at for at in range(len(held) - 1, 0, -1) if held[at] & 0xC0 != 0x80)
+            end = held.rfind(b"\n") + 1 or held.rfind(b" ") + 1 or next(characters, 0)
+            yield _taken(held, (cuts and end) or len(held)), b""
+    last = held.rfind(b"\n") + 1
+    if last and held[last:].isspace():
+        del held[last:]
+    yield bytes(held), b""
+
+
+def _taken(held: bytearray, number: int) -> bytes:
+    """Remove the first bytes, and return them."""
+    first = bytes(memoryview(held)[:number])
+    del held[:number]
+    return first
+
+
+def _blocks(read: Callable[[int], bytes]) -> Iterator[bytes]:
+    """Yield blocks in which each line ends with LF, with as many bytes as before."""
+    rest = b""
+    while block := read(_BLOCK):
+        block = rest + block
+        end = max(len(block.rstrip(b"\r")), len(block) - _HELD_BACK)
+        rest = block[end:]
+        yield _with_line_feeds(block[:end])
+    yield _with_line_feeds(rest)
+
+
+def _with_line_feeds(block: bytes) -> bytes:
+    if block.count(b"\r") == block.count(b"\r\n"):
+        return block
+    return _LINE_ENDS.sub(lambda end: end[0] if end[1] else b"\n" * len(end[0]), block)
 
 
 def _texts_of_rows(path: Path, file: BufferedReader) -> Iterator[_Text]:

@@ -38,9 +38,9 @@ def file_sum(path: Path) -> str:
     return file_sha256(path)
 
 
-def describe_file(path: Path) -> dict[str, Any]:
-    """Return the size and the SHA-256 of a file."""
-    return {"num_bytes": path.stat().st_size, "sha256": file_sum(path)}
+def describe_file(path: Path, sha256: str | None = None) -> dict[str, Any]:
+    """Return the size and the SHA-256 of a file, which is computed unless it is given."""
+    return {"num_bytes": path.stat().st_size, "sha256": sha256 or file_sum(path)}
 
 
 def write_manifest(folder: Path, content: dict[str, Any]) -> dict[str, Any]:

@@ -3,29 +3,31 @@
 import io
 import random
 import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from maskloom.data.corpus import text_blocks
-from maskloom.data.corpus.text_blocks import raw_documents, unix_line_ends
+from maskloom.data.corpus import documents as reading
 from maskloom.errors import DataError
 
 ENDS = {"LF": "\n", "CR LF": "\r\n", "CR": "\r", "CR CR LF": "\r\r\n"}
 TEXT = "One line.\nAnd “another”.\n\nA second\n \t\n\n\nand a third.\n"
 
 
-def documents(content: bytes, *, blank: bool = True, limit: int = 1 << 20) -> list[tuple[str, int, int]]:
-    read = io.BytesIO(content).read
-    found = raw_documents(
-        read, ends_at_blank_lines=blank, limit=limit, too_large=lambda line: DataError(f"line {line}: too large")
-    )
-    return [(unix_line_ends(content).strip(b"\n").decode(), line, offset) for content, line, offset in found]
+def texts(content: bytes, rule: reading.DocumentRule = "blank-line", longest: int | None = None) -> Iterator:
+    return reading._plain_texts(Path("a.txt"), io.BufferedReader(io.BytesIO(content)), rule, longest)
+
+
+def documents(content: bytes, rule: reading.DocumentRule = "blank-line") -> list[tuple[str, int, int]]:
+    found = texts(content, rule)
+    return [(reading._unix_line_ends(text.content).strip(b"\n").decode(), text.line, text.offset) for text in found]
 
 
 @pytest.mark.parametrize("name", list(ENDS))
 @pytest.mark.parametrize("block", [1, 3, 8, 1 << 20])
 def test_every_line_end_gives_the_same_documents(name: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_blocks, "_BLOCK", block)
+    monkeypatch.setattr(reading, "_BLOCK", block)
     found = documents(TEXT.replace("\n", ENDS[name]).encode())
     lines = [(text.split(), line) for text, line, _ in found]
     assert lines == [(["One", "line.", "And", "“another”."], 1), (["A", "second"], 4), (["and", "a", "third."], 8)]
@@ -51,23 +53,22 @@ def test_a_document_knows_where_it_starts_in_the_file() -> None:
 def test_long_documents_are_cut_into_pieces_in_the_order_of_the_text(
     content: str, pieces: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_blocks, "_BLOCK", 3)
-    read = io.BytesIO(content.encode()).read
-    found = [*raw_documents(read, ends_at_blank_lines=True, limit=10, too_large=DataError, cuts=True)]
-    assert [text.decode().strip("\n") for text, _, _ in found] == pieces
-    for text, line, offset in found:
-        assert content.encode()[offset:].startswith(text)
-        assert line == content.encode()[:offset].count(b"\n") + 1
-    with pytest.raises(DataError, match="too large"):
-        documents(content.encode() * 3, limit=10)
+    monkeypatch.setattr(reading, "_BLOCK", 3)
+    found = [*texts(content.encode(), longest=10)]
+    assert [text.content.decode().strip("\n") for text in found] == pieces
+    for text in found:
+        assert content.encode()[text.offset :].startswith(text.content)
+        assert text.line == content.encode()[: text.offset].count(b"\n") + 1
+    monkeypatch.setattr(reading, "MAX_DOCUMENT_BYTES", 10)
+    with pytest.raises(DataError, match="a document of more than 10 bytes"):
+        documents(content.encode() * 3)
 
 
 def test_cutting_keeps_memory_bounded_and_bad_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_blocks, "_BLOCK", 1 << 16)
-    source = io.BytesIO(b"word " * (1 << 19) + b"\x80" * (1 << 18))
+    monkeypatch.setattr(reading, "_BLOCK", 1 << 16)
+    content = b"word " * (1 << 19) + b"\x80" * (1 << 18)
     tracemalloc.start()
-    found = raw_documents(source.read, ends_at_blank_lines=True, limit=1 << 16, too_large=DataError, cuts=True)
-    total = sum(len(text) for text, _, _ in found)
+    total = sum(len(text.content) for text in texts(content, longest=1 << 16))
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
     assert total == (5 << 19) + (1 << 18)
@@ -94,31 +95,30 @@ def test_blocks_of_any_size_give_what_lines_give(seed: int, monkeypatch: pytest.
     rng = random.Random(seed)
     pieces = rng.choices(["a", "bc ", " ", "\t", "\n", "\n\n", "\r\n", "é“", "word"], k=rng.randint(0, 40))
     content = "".join(pieces).encode()
-    monkeypatch.setattr(text_blocks, "_BLOCK", rng.choice([1, 2, 5, 11, 100]))
+    monkeypatch.setattr(reading, "_BLOCK", rng.choice([1, 2, 5, 11, 100]))
     assert documents(content) == expected(content)
 
 
 def test_a_whole_file_is_one_document() -> None:
-    assert documents(TEXT.encode(), blank=False) == [(TEXT.strip(), 1, 0)]
-    assert documents(b"\n \n", blank=False) == []
+    assert documents(TEXT.encode(), "file") == [(TEXT.strip(), 1, 0)]
+    assert documents(b"\n \n", "file") == []
 
 
 @pytest.mark.parametrize("content", [b"a\n\n" + b"x" * 500, b"a\n\n" + b" " * 500, b"a\n\n" + b"b\n" * 200])
 def test_too_large_documents_are_named_by_their_line(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_blocks, "_BLOCK", 64)
-    with pytest.raises(DataError, match="line 3: too large"):
-        documents(content, limit=100)
+    monkeypatch.setattr(reading, "_BLOCK", 64)
+    monkeypatch.setattr(reading, "MAX_DOCUMENT_BYTES", 100)
+    with pytest.raises(DataError, match="line 3: a document of more than 100 bytes"):
+        documents(content)
 
 
 @pytest.mark.parametrize("unit", [b"a\n", b"a ", b"\r", b"\n", b" ", b"a\n\n"])
 def test_memory_is_that_of_the_text_and_not_of_its_lines(unit: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_blocks, "_BLOCK", 1 << 14)
+    monkeypatch.setattr(reading, "_BLOCK", 1 << 14)
     content = unit * ((1 << 18) // len(unit))
     tracemalloc.start()
     try:
-        for _ in raw_documents(
-            io.BytesIO(content).read, ends_at_blank_lines=True, limit=1 << 24, too_large=lambda _: DataError("large")
-        ):
+        for _ in texts(content):
             pass
         peak = tracemalloc.get_traced_memory()[1]
     finally:
