@@ -22,10 +22,6 @@ from maskloom.runs.plan import plan_pretraining
 from maskloom.runs.pretraining_plan import check_model
 from maskloom.runs.recipes import KINDS
 
-# Extra settings for masked models at a scale: twice the paper's prediction targets, as in the quick start.
-_MASKED = {"tiny": ("data.masked_lm_prob=0.3",)}
-# Checkpoints to keep where tenths of the steps are compared.
-_MORE_THAN_SAVED = 1000
 # How long to time steps of each model, and the approximate bytes per token in files of examples: four, or eleven
 # where each line has a word and three tags.
 _TIMED_SECONDS, _BYTES_PER_TOKEN, _BYTES_PER_TAGGED = 1.0, 4, 11
@@ -50,12 +46,13 @@ class Plan:
         if self.experiment.recipes:
             held_out = f"data.held_out_fraction={HELD_OUT_FRACTION}"
             return self._recipe("pretrain", [held_out, *settings], 0, self.experiment.recipes[model])
-        is_masked = "objective=causal_lm" not in settings
-        recipe = self._recipe("pretrain", [*(_MASKED.get(self.scale, ()) if is_masked else ()), *settings], seed)
+        if self.scale == "tiny" and "objective=causal_lm" not in settings:
+            settings = ("data.masked_lm_prob=0.3", *settings)  # twice the paper's, as in the quick start
+        recipe = self._recipe("pretrain", settings, seed)
         if not self.experiment.is_curve:
             return recipe
-        # the extra save of a run that is stopped must not push out a checkpoint that an arm needs
-        kept = {"save_every": max(1, num_steps(recipe) // 10), "keep_checkpoints": _MORE_THAN_SAVED}
+        # keep all: the extra save of a run that is stopped must not push out a checkpoint that an arm needs
+        kept = {"save_every": max(1, num_steps(recipe) // 10), "keep_checkpoints": 1000}
         return recipe.model_copy(update={"training": recipe.training.model_copy(update=kept)})
 
     def finetuning(self, arm: Arm, probe: Probe, seed: int) -> FinetuneRecipe:
