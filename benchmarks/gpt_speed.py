@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from pretraining_step import gemm_peak
 from rounds import KEEPING, KEEPING_SAID, OWN, in_turn, memory_of, order_said, quiet_load, rates_of_processes, reached
-from surroundings import noted, processor, versions, write_real_text
+from surroundings import noted, processor, versions, write_real_text, write_results
 
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.data.batch import PretrainingBatch
@@ -353,8 +353,7 @@ def write_files(path: Path, page: Callable[[dict[str, Any]], str], peers: Sequen
     """Write the figures with the command, the machine and the versions as PATH.json, and their page as PATH.md."""
     command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     content = {"command": command, "machine": machine_name(*peers), "cores": os.cpu_count(), **figures}
-    path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    path.with_suffix(".md").write_text(page(content), encoding="utf-8")
+    write_results(path, content, page(content))
     print(page(content))
 
 
