@@ -184,7 +184,7 @@ def training_side(name: str, corpus: Path, place: Path, size: str, length: int) 
         peer = OpenAIGPTLMHeadModel.from_pretrained(place)
         if name == COMPILED:
             peer.compile()
-        step = peer_step(peer)
+        step = peer_step(peer, lambda ids: peer(input_ids=ids, labels=ids).loss)
     position: dict[str, int] = {}
     with memory_of(name):
         for _ in sys.stdin:
@@ -198,13 +198,13 @@ def training_side(name: str, corpus: Path, place: Path, size: str, length: int) 
             print(sum(ids.numel() for ids in batches) / (time.perf_counter() - started), flush=True)
 
 
-def peer_step(peer: Any) -> Callable[[torch.Tensor], None]:
-    """Return a function that takes a training step of transformers' model, as in its Trainer."""
-    optimizer = torch.optim.AdamW(parameter_groups(peer, 0.01), lr=1e-4, eps=1e-6, fused=True)
+def peer_step(peer: Any, loss: Callable[[Any], torch.Tensor], learning_rate: float = 1e-4) -> Callable[[Any], None]:
+    """Return a function that takes a training step of a peer on inputs of its loss, as in transformers' Trainer."""
+    optimizer = torch.optim.AdamW(parameter_groups(peer, 0.01), lr=learning_rate, eps=1e-6, fused=True)
     peer.train()
 
-    def step(ids: torch.Tensor) -> None:
-        peer(input_ids=ids, labels=ids).loss.backward()
+    def step(inputs: Any) -> None:
+        loss(inputs).backward()
         torch.nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
