@@ -21,7 +21,7 @@ from maskloom.data.corpus.manifest import read_manifest
 from maskloom.errors import ConfigError, amount
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.metrics.answers import is_percent
-from maskloom.quickstart.journey import Stages
+from maskloom.quickstart.journey import Stages, resumed
 from maskloom.reproduce.experiments import BUDGET_TASKS, EXPERIMENTS, LOSS, Arm, Budget, Experiment, what_it_buys
 from maskloom.reproduce.judging import check_comparable, linear_score, masked_losses, training_record
 from maskloom.reproduce.planning import Plan, expected, num_steps, pretraining_stage, scoring_stage, slug
@@ -38,7 +38,6 @@ from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.export import export
 from maskloom.runs.finetune import finetune
 from maskloom.runs.pretrain import pretrain
-from maskloom.runs.run_folder import RECIPE
 from maskloom.system.folder_lock import alone_in_folder
 from maskloom.system.worker_processes import Patience, results_of_processes
 
@@ -235,12 +234,7 @@ def _worker() -> Callable[[tuple[str, Work]], tuple[str, dict[str, Any]]]:
 
 def _pretraining_work(plan: Plan, model: str, seed: int) -> Work:
     folder = plan.out / "pretrained" / slug(model, seed)
-    return partial(_resumed, pretrain, plan.pretraining(model, seed), folder, corpus=plan.corpus)
-
-
-def _resumed(run: Work, recipe: Any, folder: Path, **how: Any) -> dict[str, Any]:
-    """Start a run in a folder, or resume the run that is there."""
-    return run(recipe, out=folder, resume=(folder / RECIPE).exists(), **how)
+    return partial(resumed, pretrain, plan.pretraining(model, seed), folder, corpus=plan.corpus)
 
 
 def _losses(plan: Plan, arm: Arm, stages: Stages) -> list[float]:
@@ -277,7 +271,7 @@ def _linear(probe: Probe, model: Path, kind: Any, max_length: int, *, progress: 
 def _finetuned(
     recipe: FinetuneRecipe, folder: Path, model: Path, probe: Probe, *, progress: Progress
 ) -> dict[str, Any]:
-    result = _resumed(finetune, recipe, folder, model=model, data=probe.files, progress=progress)
+    result = resumed(finetune, recipe, folder, model=model, data=probe.files, progress=progress)
     for bulky in ("restarts", "features"):
         shutil.rmtree(folder / bulky, ignore_errors=True)
     weights = open_weights(folder / "model").values()
