@@ -23,7 +23,7 @@ from child_processes import MEBIBYTE, measured
 from corpus_sides import google_modules
 from real_text import write_mixed_text
 from rounds import MIN_ROUNDS, in_turn, order_said, quiet_load, reached
-from surroundings import minilm_folder, processor
+from surroundings import minilm_folder, processor, write_results
 
 from maskloom.data.corpus.building import CorpusSettings, build_corpus
 from maskloom.data.corpus.documents import read_documents
@@ -320,8 +320,7 @@ def main() -> None:
         "sides": rows,
         "growth": growth(rows),
     }
-    options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    options.out.write_text(report(result), encoding="utf-8")
+    write_results(options.out, result, report(result))
     print(report(result))
 
 

@@ -12,14 +12,13 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import platform
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from denoising import kept, settings
-from surroundings import data_folder, processor
+from surroundings import data_folder, machine, parser_of_runs, write_results
 from translation import command, resumed, spread
 
 from maskloom.metrics.texts import TextMetric
@@ -36,11 +35,7 @@ _PUBLISHED = {"E2E": "68.2", "WebNLG": "46.5"}  # BLEU, Li and Liang 2021: GPT-2
 
 def main() -> None:
     """Run whatever is not finished, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of runs, outside the repository")
-    parser.add_argument("--results", type=Path, help="page to write, without suffix")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=2, help="runs at once, of one thread each")
+    parser = parser_of_runs(__doc__, seeds=3, jobs=2)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     texts = kept(options.out / "scores" / "texts.json", lambda: prepare(options.out))
@@ -151,15 +146,14 @@ def write_page(
         "WebNLG's test set has 15 categories, of which 10 are in the training set. The published figures (Li and Liang",
         "2021) are BLEU by the data sets' own scripts, which tokenise otherwise.",
         "",
-        f"{processor()}, {platform.python_implementation()} {platform.python_version()}.",
+        f"{machine()}.",
     ]
     content = {
         "texts": texts,
         "copied": baselines,
         "scores": {f"{task}, seed {seed}": found for (task, seed), found in scores.items()},
     }
-    options.results.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    options.results.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_results(options.results, content, "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from surroundings import data_folder, processor, write_real_text
+from surroundings import data_folder, machine, parser_of_runs, write_real_text, write_results
 from translation import command, resumed, spread
 
 from maskloom.reproduce.experiments import Trend, above, below
@@ -77,12 +76,8 @@ def _trends() -> list[Trend]:
 
 def main() -> None:
     """Run whatever is not finished, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of runs, outside the repository")
-    parser.add_argument("--results", type=Path, help="page to write, without suffix")
+    parser = parser_of_runs(__doc__, seeds=3, jobs=2)
     parser.add_argument("--steps", type=int, default=1000, help="steps of every pre-training, of 16 x 128 tokens")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=2, help="runs at once, of one thread each")
     parser.add_argument("--megabytes", type=float, default=20.0, help="text to pre-train on")
     parser.add_argument("--examples", type=int, help="at most so many to fine-tune on and to score, for a trial")
     options = parser.parse_args()
@@ -243,11 +238,10 @@ def write_page(
     for verdict in verdicts:
         measured = f"{verdict['mean']:.3f} ± {verdict['standard_error']:.3f}" if "mean" in verdict else "-"
         lines.append(f"| {verdict['claim']} | {verdict['verdict']} | {measured} |")
-    lines += ["", f"{processor()}, {platform.python_implementation()} {platform.python_version()}."]
+    lines += ["", f"{machine()}."]
     content = {"steps": options.steps, "text": text, "scores": by_arm, "held_out_losses": losses, "verdicts": verdicts}
     content["seconds"] = {f"{noise}, seed {seed}": value for (noise, seed), value in seconds.items()}
-    options.results.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    options.results.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_results(options.results, content, "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

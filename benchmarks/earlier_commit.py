@@ -23,7 +23,7 @@ from statistics import median
 from typing import Any
 
 from rounds import MIN_ROUNDS, in_turn, order_said, quiet_load, reached
-from surroundings import processor, versions, write_real_text
+from surroundings import processor, versions, write_real_text, write_results
 
 SIDES = ("now", "before")
 SIZES = ("tiny", "base")
@@ -61,8 +61,7 @@ def main() -> None:
     about["steps"] = "all steps but the first two"
     figures = {**about, "rates": rates}
     target = Path(__file__)
-    target.with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    target.with_suffix(".md").write_text(page(figures), encoding="utf-8")
+    write_results(target, figures, page(figures))
 
 
 def _jobs() -> list[str]:

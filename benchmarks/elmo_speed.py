@@ -10,7 +10,6 @@ all steps in one product. Their losses and gradients are compared first. The pag
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import statistics
 import sys
@@ -23,7 +22,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from rounds import MIN_ROUNDS, in_turn, order_said, quiet_load, reached
-from surroundings import processor, versions
+from surroundings import processor, versions, write_results
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
@@ -197,8 +196,7 @@ def main() -> None:
             "gradient_difference": max(gradient for _, gradient in errors),
             "results": found,
         }
-        options.results.with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-        options.results.with_suffix(".md").write_text(page(figures), encoding="utf-8")
+        write_results(options.results, figures, page(figures))
 
 
 def page(figures: dict[str, Any]) -> str:

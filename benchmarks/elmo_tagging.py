@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from feature_based import some_sentences
-from surroundings import data_folder, processor, write_real_text
+from surroundings import data_folder, parser_of_runs, processor, write_real_text, write_results
 from translation import spread
 
 from maskloom.checkpoints.huggingface import save_model
@@ -87,8 +87,7 @@ mix alone differs by {lead:+.1f} from that of the word vectors and by {top:+.1f}
 
 def main() -> None:
     """Run whatever is not finished, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for runs, outside the repository")
+    parser = parser_of_runs(__doc__, seeds=3)
     parser.add_argument("--data", type=Path, default=data_folder(), help="folder of the public data sets")
     parser.add_argument("--megabytes", type=float, default=20.0, help="of text")
     parser.add_argument("--vocabulary", type=int, default=10_000, help="words that the ELMo predicts")
@@ -96,8 +95,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10_000, help="of pre-training")
     parser.add_argument("--train", type=int, default=3000, help="sentences to train taggers on")
     parser.add_argument("--dev", type=int, default=1000)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--results", type=Path, default=None, help="write PATH.md and PATH.json")
     options = parser.parse_args()
     torch.set_num_threads(1)
     out: Path = options.out
@@ -238,7 +235,6 @@ def _write_page(
     metrics["trigram_perplexity"] = trigrams
     about = {"metrics": metrics, "seen": options.steps * _BATCH * _ROW, "parameters": parameters, "text": text}
     about["rows"] = found
-    options.results.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     mean = {name: 100 * found[name]["mean"] for name in found}
     rows = []
     for name, _, layers, what in ROWS:
@@ -269,7 +265,7 @@ def _write_page(
     )
     paragraphs = page.split("\n\n")
     filled = [part if part[0] in "#| " else fill(part, 120, break_on_hyphens=False) for part in paragraphs]
-    options.results.with_suffix(".md").write_text("\n\n".join(filled) + "\n", encoding="utf-8")
+    write_results(options.results, about, "\n\n".join(filled) + "\n")
 
 
 if __name__ == "__main__":

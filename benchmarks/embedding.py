@@ -27,7 +27,7 @@ import torch
 from embedding_report import PARTS, SIDES, page, summary_rows
 from pretraining_step import gemm_peak, memory_kib
 from rounds import in_turn, quiet_load
-from surroundings import data_folder, minilm_folder, processor
+from surroundings import data_folder, minilm_folder, processor, write_results
 
 from maskloom.inference import Predictor
 from maskloom.runs.predict import embed
@@ -64,10 +64,8 @@ def main() -> None:
         figures = measure(options, Path(name))
     figures |= {"command": " ".join(["python benchmarks/embedding.py", *sys.argv[1:]]), "load": load}
     figures["summary"] = summary_rows(figures)
-    options.out.with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    text = page(figures)
-    options.out.with_suffix(".md").write_text(text, encoding="utf-8")
-    print(text)
+    write_results(options.out, figures, page(figures))
+    print(page(figures))
     return None
 
 

@@ -8,7 +8,6 @@ produce the same ids. The sides alternate in one process.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -28,7 +27,7 @@ import numpy as np
 import tokenizers
 from real_text import write_mixed_text
 from rounds import MIN_ROUNDS, in_turn, order_said, quiet_load, reached
-from surroundings import minilm_folder, processor
+from surroundings import minilm_folder, processor, write_results
 
 from maskloom.data.corpus.documents import read_documents
 from maskloom.data.corpus.sentence_encoding import SentenceEncoder
@@ -183,8 +182,7 @@ def main() -> None:
         for row in result["sides"]
         if "ratio" in row
     ]
-    options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    options.out.write_text(report(result), encoding="utf-8")
+    write_results(options.out, result, report(result))
     print(report(result))
 
 

@@ -9,13 +9,12 @@ last row is fine-tuning. Finished runs in --out are not repeated. The page is re
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from pathlib import Path
 from typing import Any
 
 import torch
-from surroundings import data_folder, minilm_folder, processor
+from surroundings import data_folder, minilm_folder, parser_of_runs, processor, write_results
 from translation import spread
 
 from maskloom.config import FinetuneRecipe, load_recipe
@@ -64,12 +63,9 @@ the rows, not the values.
 
 def main() -> None:
     """Run whatever is not finished, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for runs, outside the repository")
+    parser = parser_of_runs(__doc__, seeds=3)
     parser.add_argument("--data", type=Path, default=data_folder(), help="folder of the public data sets")
-    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--results", type=Path, default=None, help="write PATH.md and PATH.json")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -103,7 +99,6 @@ def some_sentences(source: Path, target: Path, number: int) -> Path:
 
 def write_page(path: Path, found: dict[str, dict[str, Any]], options: argparse.Namespace) -> None:
     """Write PATH.md and PATH.json."""
-    path.with_suffix(".json").write_text(json.dumps({"rows": found}, indent=1) + "\n", encoding="utf-8")
     rows = [
         f"| {title} | {'-' if name == 'conll2003' else f'`{name}`'} | "
         f"{spread([100 * score for score in found[name]['scores'].values()])} | {published} |"
@@ -119,7 +114,7 @@ def write_page(path: Path, found: dict[str, dict[str, Any]], options: argparse.N
         machine=processor(),
         threads=options.threads,
     )
-    path.with_suffix(".md").write_text(page, encoding="utf-8")
+    write_results(path, {"rows": found}, page)
 
 
 if __name__ == "__main__":

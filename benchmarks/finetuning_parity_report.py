@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from finetuning_tasks import NOTES, TASKS, ParityTask
-from surroundings import processor
+from surroundings import processor, write_results
 
 SIDES = ("maskloom", "transformers")
 GROUPED = "transformers, like lengths"
@@ -117,8 +117,7 @@ def write_report(
             rows.append({**row, "constant": constant, "grouped": _grouped_scores(name, seeds, runs)})
     facts = {"settings": settings, "environment": environment(threads)}
     content = {**facts, "tasks": rows, "runs": [run for _, run in sorted(runs.items())]}
-    path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    path.with_suffix(".md").write_text(report_text(rows, list(files), facts, recipe), encoding="utf-8")
+    write_results(path, content, report_text(rows, list(files), facts, recipe))
     print(f"wrote {path}.md and {path}.json")
 
 

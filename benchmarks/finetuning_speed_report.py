@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from typing import Any
 import finetuning_mixture
 import torch
 from rounds import order_said, reached
-from surroundings import processor, versions
+from surroundings import processor, versions, write_results
 
 PEERS = ("dynamic", "padded", "grouped")
 # ours with all matrix products by the peer's library
@@ -134,8 +133,7 @@ def write_report(path: Path, jobs: list[Job], memory: list[Memory], around: Surr
         "memory": [asdict(each) for each in memory],
         "jobs": [asdict(job) for job in jobs],
     }
-    path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    path.write_text(page(content), encoding="utf-8")
+    write_results(path, content, page(content))
     return page(content)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from surroundings import data_folder, minilm_folder, processor
+from surroundings import data_folder, minilm_folder, parser_of_runs, processor, write_results
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "goemotions.toml"
 # The recipe's recommendation for models smaller than base.
@@ -102,12 +102,10 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     """Return the command-line options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the run, outside the repository")
+    parser = parser_of_runs(__doc__)
     parser.add_argument("--data", type=Path, default=data_folder(), help="folder of the public data sets")
     parser.add_argument("--set", action="append", dest="changes", metavar="KEY=VALUE", help=f"in place of {CHANGES}")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--results", type=Path, default=None, help="write PATH.md and PATH.json")
     return parser.parse_args()
 
 
@@ -145,8 +143,7 @@ def write_page(path: Path, content: dict[str, Any]) -> None:
     )
     for found in content["scores"].values():
         found.get("data", {}).pop("path", None)
-    path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    path.with_suffix(".md").write_text(text, encoding="utf-8")
+    write_results(path, content, text)
     print(f"wrote {path}.md and {path}.json")
 
 

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from pretraining_step import gemm_peak
 from rounds import KEEPING, KEEPING_SAID, OWN, in_turn, memory_of, order_said, quiet_load, rates_of_processes, reached
-from surroundings import noted, processor, versions, write_real_text
+from surroundings import noted, processor, versions, write_real_text, write_results
 
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.data.batch import PretrainingBatch
@@ -184,7 +184,7 @@ def training_side(name: str, corpus: Path, place: Path, size: str, length: int) 
         peer = OpenAIGPTLMHeadModel.from_pretrained(place)
         if name == COMPILED:
             peer.compile()
-        step = peer_step(peer)
+        step = peer_step(peer, lambda ids: peer(input_ids=ids, labels=ids).loss)
     position: dict[str, int] = {}
     with memory_of(name):
         for _ in sys.stdin:
@@ -198,13 +198,13 @@ def training_side(name: str, corpus: Path, place: Path, size: str, length: int) 
             print(sum(ids.numel() for ids in batches) / (time.perf_counter() - started), flush=True)
 
 
-def peer_step(peer: Any) -> Callable[[torch.Tensor], None]:
-    """Return a function that takes a training step of transformers' model, as in its Trainer."""
-    optimizer = torch.optim.AdamW(parameter_groups(peer, 0.01), lr=1e-4, eps=1e-6, fused=True)
+def peer_step(peer: Any, loss: Callable[[Any], torch.Tensor], learning_rate: float = 1e-4) -> Callable[[Any], None]:
+    """Return a function that takes a training step of a peer on inputs of its loss, as in transformers' Trainer."""
+    optimizer = torch.optim.AdamW(parameter_groups(peer, 0.01), lr=learning_rate, eps=1e-6, fused=True)
     peer.train()
 
-    def step(ids: torch.Tensor) -> None:
-        peer(input_ids=ids, labels=ids).loss.backward()
+    def step(inputs: Any) -> None:
+        loss(inputs).backward()
         torch.nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -353,8 +353,7 @@ def write_files(path: Path, page: Callable[[dict[str, Any]], str], peers: Sequen
     """Write the figures with the command, the machine and the versions as PATH.json, and their page as PATH.md."""
     command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     content = {"command": command, "machine": machine_name(*peers), "cores": os.cpu_count(), **figures}
-    path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    path.with_suffix(".md").write_text(page(content), encoding="utf-8")
+    write_results(path, content, page(content))
     print(page(content))
 
 

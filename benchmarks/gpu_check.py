@@ -31,7 +31,7 @@ from full_rows import full_rows
 from gpu_check_report import page
 from rounds import MIN_ROUNDS, in_turn
 from step_sides import Ours, Peer
-from surroundings import processor, versions
+from surroundings import processor, versions, write_results
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.data.batch import PretrainingBatch
@@ -107,7 +107,7 @@ def main() -> None:
         figures.pop("note", None)  # about the steps that were stored
         for case in extent.cases:
             figures["steps"].append(measure_steps(device, extent, case, options.rounds))
-            write(figures, place)
+            write_results(place, figures, page(figures))
         return figures["steps"]
 
     parts: dict[str, Callable[[], Any]] = {
@@ -120,13 +120,7 @@ def main() -> None:
     for name in options.parts:
         print(f"{name} ...", flush=True)
         figures[name] = parts[name]()
-        write(figures, place)
-
-
-def write(figures: dict[str, Any], place: Path) -> None:
-    """Write the figures, and the page next to them."""
-    place.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    place.with_suffix(".md").write_text(page(figures), encoding="utf-8")
+        write_results(place, figures, page(figures))
 
 
 def run_tests() -> str:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import platform
 import random
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from denoising import kept, settings
-from surroundings import data_folder, processor, write_real_text
+from surroundings import data_folder, machine, parser_of_runs, write_real_text, write_results
 from translation import command, resumed, spread
 
 _MEGABYTES, _SPANS, _LONGEST = 20, 2000, 6
@@ -31,12 +30,8 @@ _LENGTHS = (24, 100)  # of paragraphs, in tokens
 
 def main() -> None:
     """Run whatever is not finished, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of runs, outside the repository")
-    parser.add_argument("--results", type=Path, help="page to write, without suffix")
+    parser = parser_of_runs(__doc__, seeds=1, jobs=2)
     parser.add_argument("--steps", type=int, default=1500, help="steps of pre-training, of 32 x 128 tokens")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=2, help="runs at once, of one thread each")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     text = kept(options.out / "scores" / "text.json", lambda: prepare(options.out))
@@ -149,11 +144,10 @@ def write_page(
         found = [100 * sum(score[str(one)] for one in chosen) / total for score in scores]
         others = (f"{100 * sum(one[length] for length in chosen) / total:.1f}" for one in (common, copied))
         lines.append(f"| {size or 'all'} | {total:,} | {spread(found)} | {' | '.join(others)} |")
-    lines += ["", f"{processor()}, {platform.python_implementation()} {platform.python_version()}."]
+    lines += ["", f"{machine()}."]
     content = {"steps": options.steps, "losses": losses, "blanks": dict(sizes), "right": scores}
     content |= {"most_common": dict(common), "copied": dict(copied)}
-    options.results.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    options.results.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_results(options.results, content, "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 
 from overheads_report import page, summary_rows
 from rounds import in_turn, quiet_load
-from surroundings import minilm_folder, processor, versions
+from surroundings import minilm_folder, processor, versions, write_results
 
 HERE = Path(__file__).parent
 PARTS = ("start_up", "evaluation", "saves", "options")
@@ -146,8 +146,7 @@ def main() -> None:
             "results": results,
         }
         figures |= {"machine": processor(), "summary": summary_rows(figures)}
-        figures_path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-        options.out.write_text(page(figures), encoding="utf-8")
+        write_results(options.out, figures, page(figures))
 
 
 if __name__ == "__main__":

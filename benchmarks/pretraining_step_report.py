@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import statistics
 from dataclasses import asdict, dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import torch
 from rounds import KEEPING, KEEPING_SAID, order_said, reached
-from surroundings import processor, versions
+from surroundings import processor, versions, write_results
 
 OURS, SHIPPED, PREDICTED = "maskloom", "transformers", "transformers, predicted positions"
 KEPT = f"{PREDICTED}{KEEPING}"
@@ -69,7 +68,6 @@ class Result:
 def write_report(path: Path, results: list[Result], *, text: str, command: str, load: float, num_threads: int) -> None:
     """Write PATH.md, and PATH.json with every figure, and print the page."""
     page = _page(results, text, command, load, num_threads)
-    path.with_suffix(".md").write_text(page, encoding="utf-8")
     content = {
         "command": command,
         "machine": processor(),
@@ -78,7 +76,7 @@ def write_report(path: Path, results: list[Result], *, text: str, command: str, 
         "summary": summary_rows(results),
         "results": [asdict(result) for result in results],
     }
-    path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_results(path, content, page)
     print(page)
 
 

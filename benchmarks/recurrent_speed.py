@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import csv
 import os
-import random
 import statistics
 import sys
 import tempfile
@@ -25,9 +24,9 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from gpt_speed import NUM_THREADS, made_by, write_files
+from gpt_speed import NUM_THREADS, made_by, peer_step, write_files
 from rounds import order_said, quiet_load, rates_of_processes
-from surroundings import data_folder, noted
+from surroundings import data_folder, film_reviews, noted
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
@@ -44,7 +43,6 @@ from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary_training import VocabularySettings
 from maskloom.training.loop import accumulate_gradients, train_steps
-from maskloom.training.optimizers import parameter_groups
 from maskloom.training.settings import TrainingSection
 from maskloom.training.state import TrainState
 
@@ -86,12 +84,7 @@ def main() -> None:
 def write_texts(task: str, folder: Path) -> None:
     """Write the training file of a task and train its vocabulary."""
     if task == "classifier":
-        rows = [
-            (line.strip(), label)
-            for label in ("neg", "pos")
-            for line in (data_folder() / "sentiment" / f"rt-polarity.{label}").open(encoding="utf-8")
-        ]
-        random.Random(0).shuffle(rows)
+        rows = film_reviews()
         with (folder / "classifier.csv").open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows([("text", "label"), *rows])
         texts = [text for text, _ in rows]
@@ -199,7 +192,8 @@ def training_side(name: str, task: str, folder: Path, size: int) -> None:
         steps = train_steps(state, made.objective, batches.next_batch, settings=settings, seed=0)
         step: Callable[[Any], Any] = lambda _: next(steps)  # noqa: E731
     else:
-        step = peer_step(PackedLstm(model, made.heads[0]).train())
+        peer = PackedLstm(model, made.heads[0])
+        step = peer_step(peer, lambda tensors: peer_loss(peer, *tensors), 1e-3)
     position: dict[str, int] = {}
     with kept_memory():  # as in a run, for the peer too
         for _ in sys.stdin:
@@ -212,19 +206,6 @@ def training_side(name: str, task: str, folder: Path, size: int) -> None:
             for tensors in inputs:
                 step(tensors)
             print(number / (time.perf_counter() - started), flush=True)
-
-
-def peer_step(peer: PackedLstm) -> Callable[[tuple[Tensor, Tensor, Tensor]], None]:
-    """Return a function that takes a training step of the peer."""
-    optimizer = torch.optim.AdamW(parameter_groups(peer, 0.01), lr=1e-3, eps=1e-6, fused=True)
-
-    def step(tensors: tuple[Tensor, Tensor, Tensor]) -> None:
-        peer_loss(peer, *tensors).backward()
-        nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
 
 
 def _ratios(result: dict[str, Any]) -> list[float]:

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpt_speed import LEVELS, NUM_THREADS, PEAK_SAID, PEERS, made_by, shares_of_peak, write_files
+from gpt_speed import LEVELS, NUM_THREADS, PEAK_SAID, PEERS, made_by, peer_step, shares_of_peak, write_files
 from pretraining_step import gemm_peak
 from rounds import KEEPING, KEEPING_SAID, in_turn, memory_of, order_said, quiet_load, rates_of_processes, reached
 from surroundings import data_folder, noted
@@ -48,7 +48,6 @@ from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary_training import VocabularySettings
 from maskloom.training.loop import accumulate_gradients, train_steps
-from maskloom.training.optimizers import parameter_groups
 from maskloom.training.settings import TrainingSection
 from maskloom.training.state import TrainState
 
@@ -212,7 +211,7 @@ def training_side(name: str, folder: Path, size: int) -> None:
         steps = train_steps(state, SequenceToSequence(0.1), batches.next_batch, settings=settings, seed=0)
         step: Callable[[Any], Any] = lambda _: next(steps)  # noqa: E731
     else:
-        step = peer_step(name.removesuffix(KEEPING), folder, size)
+        step = peer_step(*peer_and_loss(name.removesuffix(KEEPING), folder, size))
     position: dict[str, int] = {}
 
     def rate(num_steps: int) -> float:
@@ -233,8 +232,8 @@ def training_side(name: str, folder: Path, size: int) -> None:
             print(rate(STEPS[size]), flush=True)
 
 
-def peer_step(name: str, folder: Path, size: int) -> Callable[[dict[str, torch.Tensor]], None]:
-    """Return a function that takes a training step of a peer, with label smoothing in its usual form."""
+def peer_and_loss(name: str, folder: Path, size: int) -> tuple[Any, Callable[[Any], torch.Tensor]]:
+    """Return a peer and its loss on padded tensors, with label smoothing in its usual form."""
     from transformers import BartForConditionalGeneration
 
     if name == PEER_BART:
@@ -242,19 +241,14 @@ def peer_step(name: str, folder: Path, size: int) -> Callable[[dict[str, torch.T
         peer: Any = BartForConditionalGeneration.from_pretrained(place, attn_implementation="sdpa")
     else:
         peer = TorchTransformer(transformer(folder, size))
-    optimizer = torch.optim.AdamW(parameter_groups(peer, 0.01), lr=1e-4, eps=1e-6, fused=True)
-    peer.train()
 
-    def step(tensors: dict[str, torch.Tensor]) -> None:
+    def loss(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
         labels = tensors["labels"]
         given = {key: value for key, value in tensors.items() if key != "labels"}
         logits = peer(**given).logits if name == PEER_BART else peer(**given)
-        nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.1).backward()
-        nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.1)
 
-    return step
+    return peer, loss
 
 
 class TorchTransformer(nn.Module):

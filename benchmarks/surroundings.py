@@ -1,4 +1,4 @@
-"""Shared by all benchmarks: the processor's name, versions, notes, real text, and real weights.
+"""Shared by all benchmarks: the processor's name, versions, notes, pages, real text, and real weights.
 
 Imports are inside the functions, because child processes of a benchmark also import this module.
 """
@@ -6,7 +6,9 @@ Imports are inside the functions, because child processes of a benchmark also im
 from __future__ import annotations
 
 import gzip
+import json
 import os
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,13 @@ def processor() -> str:
     return f"{hardware['processor'] or hardware['machine']}{family}, {hardware['cores']} cores"
 
 
+def machine() -> str:
+    """Return the processor with the implementation and version of Python, for a page."""
+    import platform
+
+    return f"{processor()}, {platform.python_implementation()} {platform.python_version()}"
+
+
 def versions(*peers: str) -> str:
     """Return the versions of Python, torch and the peers' packages, to be stored with the figures that they gave."""
     import platform
@@ -37,9 +46,26 @@ def versions(*peers: str) -> str:
     return ", ".join(found)
 
 
+def parser_of_runs(description: str | None, **defaults: int) -> ArgumentParser:
+    """Return a parser with --out for a folder, --results for a page, and --seeds and --jobs if they have defaults."""
+    parser = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of runs, outside the repository")
+    parser.add_argument("--results", type=Path, help="write PATH.md and PATH.json")
+    helps = {"seeds": "number of seeds", "jobs": "runs at once, of one thread each"}
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help=helps[name])
+    return parser
+
+
 def noted(figures: Mapping[str, Any]) -> list[str]:
     """Return the lines of the note in stored figures, if there is one: what the script has since done differently."""
     return [figures["note"], ""] if "note" in figures else []
+
+
+def write_results(path: Path, figures: Any, page: str) -> None:
+    """Write figures to PATH.json, and the page that shows them to PATH.md."""
+    path.with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    path.with_suffix(".md").write_text(page, encoding="utf-8")
 
 
 def data_folder() -> Path:

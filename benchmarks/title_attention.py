@@ -9,7 +9,6 @@ under --out and are not repeated.
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import torch
-from surroundings import data_folder, minilm_folder, processor
+from surroundings import data_folder, minilm_folder, parser_of_runs, processor, write_results
 from translation import command
 
 from maskloom.reproduce.experiments import Trend
@@ -68,9 +67,7 @@ _CLAIMS = (
 
 def main() -> None:
     """Run whatever is not finished, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of runs, outside the repository")
-    parser.add_argument("--results", type=Path, help="page to write, without suffix")
+    parser = parser_of_runs(__doc__)
     options = parser.parse_args()
     torch.set_num_threads(1)
     out: Path = options.out
@@ -168,9 +165,8 @@ def _write_page(target: Path, found: Mapping[str, list[dict[str, float]]], count
         f"{machine}.",
         "",
     ]
-    target.with_suffix(".md").write_text("\n".join(lines), encoding="utf-8")
-    content: dict[str, Any] = {"machine": machine, "counts": dict(counts), "scores": dict(found)}
-    target.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    content = {"machine": machine, "counts": dict(counts), "scores": dict(found)}
+    write_results(target, content, "\n".join(lines))
 
 
 if __name__ == "__main__":

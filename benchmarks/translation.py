@@ -9,12 +9,10 @@ including evaluations on dev. `maskloom reproduce transformer-table3` compares v
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import itertools
 import json
-import platform
 import resource
 import shutil
 import subprocess
@@ -22,9 +20,10 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
-from surroundings import data_folder, processor
+from surroundings import data_folder, machine, parser_of_runs, write_results
 
 _TESTS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
 _SIZE = 6000
@@ -52,10 +51,7 @@ _RUNS: dict[str, tuple[str, ...]] = {
 
 def main() -> None:
     """Run whatever is not finished, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of runs")
-    parser.add_argument("--results", type=Path, help="page to write, without suffix")
-    parser.add_argument("--seeds", type=int, default=1)
+    parser = parser_of_runs(__doc__, seeds=1)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     prepare(options.out)
@@ -187,18 +183,14 @@ def write_page(target: Path, runs: list[dict[str, Any]]) -> None:
         *(f"| {name} | {' | '.join(cells)} |" for name, cells in _PAPER.items()),
         "",
     ]
-    lines += [f"{processor()}, {platform.python_implementation()} {platform.python_version()}."]
-    target.with_suffix(".json").write_text(json.dumps({"runs": runs}, indent=1) + "\n", encoding="utf-8")
-    target.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    lines += [f"{machine()}."]
+    write_results(target, {"runs": runs}, "\n".join(lines) + "\n")
 
 
 def spread(values: list[float], digits: int = 1) -> str:
     """Return the mean, with the standard deviation if there are several values."""
-    mean = sum(values) / len(values)
-    if len(values) == 1:
-        return f"{mean:.{digits}f}"
-    deviation = (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
-    return f"{mean:.{digits}f} ± {deviation:.{digits}f}"
+    deviation = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{fmean(values):.{digits}f}{deviation}"
 
 
 if __name__ == "__main__":

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from denoising import kept, settings
-from surroundings import data_folder, processor
+from surroundings import data_folder, machine, parser_of_runs, write_results
 from translation import command, resumed, spread
 
 from maskloom.reproduce.experiments import Trend, above
@@ -41,12 +40,8 @@ _TREND = "translation in two steps from a pre-trained BART is at least as good a
 
 def main() -> None:
     """Run whatever is not finished, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of runs, outside the repository")
-    parser.add_argument("--results", type=Path, help="page to write, without suffix")
+    parser = parser_of_runs(__doc__, seeds=3, jobs=2)
     parser.add_argument("--steps", type=int, default=3000, help="steps of pre-training, of 64 captions")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=2, help="runs at once, of one thread each")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     kept(options.out / "scores" / "corpus.json", lambda: prepare(options.out))
@@ -144,10 +139,9 @@ def write_page(options: argparse.Namespace, scores: Mapping[str, list[dict[str, 
         lines.append(f"| {way.replace('from nothing', 'from scratch')} | {' | '.join(cells)} |")
     measured = f"{verdict['mean']:.1f} ± {verdict['standard_error']:.1f} BLEU" if "mean" in verdict else "-"
     lines += ["", f"{verdict['claim']}: {verdict['verdict']}, {measured} (mean per-seed difference ± standard error)."]
-    lines += ["", f"{processor()}, {platform.python_implementation()} {platform.python_version()}."]
+    lines += ["", f"{machine()}."]
     content = {"steps": options.steps, "held_out_loss": held_out, "scores": scores, "verdict": verdict}
-    options.results.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    options.results.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_results(options.results, content, "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,13 +10,11 @@ most frequent tag of each word, and the frequencies of characters.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import gzip
 import itertools
 import json
 import math
-import platform
 import random
 import resource
 from collections import Counter, defaultdict
@@ -26,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from denoising import kept
-from surroundings import data_folder, film_reviews, noted, processor
+from surroundings import data_folder, film_reviews, machine, noted, parser_of_runs, write_results
 from translation import command, resumed
 
 _REVERSED, _DIGITS = 50_000, 20
@@ -112,9 +110,7 @@ NETWORKS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
 
 def main() -> None:
     """Run whatever is not finished, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of runs, outside the repository")
-    parser.add_argument("--results", type=Path, help="page to write, without suffix")
+    parser = parser_of_runs(__doc__)
     options = parser.parse_args()
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
@@ -296,9 +292,8 @@ def _write_page(target: Path, content: dict[str, Any]) -> None:
         lines.append(f"- {name}: `{' '.join(task.arguments)}`")
         for network, (architecture, own) in NETWORKS[name].items():
             lines.append(f"  - {network}: `{' '.join((*_sets(f'model.architecture={architecture}'), *own))}`")
-    lines += ["", f"{processor()}, {platform.python_implementation()} {platform.python_version()}."]
-    target.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    target.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    lines += ["", f"{machine()}."]
+    write_results(target, content, "\n".join(lines) + "\n")
 
 
 def _row(name: str, network: str, run: dict[str, Any], baseline: float | None) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from real_text import write_mixed_text
-from surroundings import processor, versions
+from surroundings import processor, versions, write_results
 
 from maskloom.checkpoints.huggingface import load_model
 from maskloom.data.batch import PretrainingBatch
@@ -270,8 +270,7 @@ def main() -> None:
         "large": large,
         "conclusion": conclusion(rows),
     }
-    options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    options.out.write_text(report(result), encoding="utf-8")
+    write_results(options.out, result, report(result))
     print(report(result))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import platform
 import statistics
 import sys
@@ -22,7 +21,7 @@ from typing import Any
 from child_processes import MEBIBYTE, Measured, measured
 from real_text import write_mixed_text
 from rounds import MIN_ROUNDS, in_turn, order_said, quiet_load, reached
-from surroundings import processor
+from surroundings import processor, write_results
 
 from maskloom.runs.corpus import inspect_vocabulary
 
@@ -233,8 +232,7 @@ def main() -> None:
         "ratios": compared(found),
         "sides": [each.summary() for each in found],
     }
-    options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    options.out.write_text(report(result), encoding="utf-8")
+    write_results(options.out, result, report(result))
     print(report(result))
 
 

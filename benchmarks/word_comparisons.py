@@ -15,7 +15,6 @@ import argparse
 import csv
 import json
 import os
-import platform
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -25,7 +24,7 @@ from typing import Any, NamedTuple
 
 from denoising import kept
 from scipy.stats import t as student
-from surroundings import data_folder, processor, write_real_text
+from surroundings import data_folder, machine, parser_of_runs, write_real_text, write_results
 from translation import command, resumed, spread
 from word_senses import compare_senses, paragraph, sense_lines, sense_trends, table
 
@@ -77,15 +76,11 @@ GRID = {(window, size): Arm("middle", window=window, size=size) for window in WI
 
 def main() -> None:
     """Run whatever is not finished, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of runs, outside the repository")
-    parser.add_argument("--results", type=Path, help="page to write, without suffix")
+    parser = parser_of_runs(__doc__, seeds=3, jobs=2)
     parser.add_argument("--megabytes", type=float, default=37.0, help="the longest text; 12 at least")
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--sentences", type=int, default=40, help="at most so many of a sense in each of --seeds draws")
     parser.add_argument("--elmo", type=Path, help="run of an ELMo whose senses are compared too (elmo_tagging.py)")
-    parser.add_argument("--jobs", type=int, default=2, help="trainings at once, of one thread each")
     options = parser.parse_args()
     if options.megabytes < 12.0:
         parser.error(
@@ -312,13 +307,12 @@ def write_page(
     verdicts["window and size"] = with_verdicts(grid_trends(), by_arm, lines)
     lines += sense_lines(senses, options.seeds)
     verdicts["senses"] = with_verdicts(sense_trends(senses["scores"]), senses["scores"], lines)
-    lines.append(f"{processor()}, {platform.python_implementation()} {platform.python_version()}.")
+    lines.append(f"{machine()}.")
     content: dict[str, Any] = {"text": text, "epochs": options.epochs}
     content |= {"rates": {str(arm): rate for arm, rate in rates.items()}, "scores": by_arm, "senses": senses}
     content |= {name: {part: first[Arm(part)][name] for part in PARTS} for name in _ASIDE}
     content["verdicts"] = verdicts
-    options.results.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    options.results.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_results(options.results, content, "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -11,10 +11,8 @@ stored under --out and are not repeated.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
 import random
 import shutil
 from collections.abc import Sequence
@@ -25,7 +23,7 @@ from typing import Any, NamedTuple
 
 from denoising import kept
 from scipy.stats import t as student
-from surroundings import data_folder, film_reviews, processor
+from surroundings import data_folder, film_reviews, machine, parser_of_runs, write_results
 from translation import command, resumed, spread
 from use_patterns import write_texts
 from word_comparisons import with_verdicts
@@ -69,11 +67,8 @@ ARMS = [Arm(network, examples, start) for network, examples in COMPARED for star
 
 def main() -> None:
     """Run whatever is not finished, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of runs, outside the repository")
-    parser.add_argument("--results", type=Path, help="page to write, without suffix")
+    parser = parser_of_runs(__doc__, jobs=2)
     parser.add_argument("--seeds", type=int, default=5, help="seeds that count, besides the one that chooses rates")
-    parser.add_argument("--jobs", type=int, default=2, help="trainings at once, of one thread each")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     options.out.mkdir(parents=True, exist_ok=True)
@@ -95,12 +90,11 @@ def main() -> None:
         "tries": {str(arm): {f"{rate:g}": score for rate, score in found.items()} for arm, found in tried.items()},
         "rates": {str(arm): rate for arm, rate in rates.items()},
         "scores": {str(arm): {ACCURACY: found} for arm, found in scores.items()},
-        "machine": f"{processor()}, {platform.python_implementation()} {platform.python_version()}",
+        "machine": machine(),
     }
     if options.results:
         lines, content["verdicts"] = page(content)
-        options.results.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        options.results.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_results(options.results, content, "\n".join(lines) + "\n")
 
 
 def prepare(out: Path, rows: Sequence[tuple[str, str]]) -> dict[str, Any]:

@@ -9,16 +9,14 @@ enough to be placed well.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
-import platform
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from denoising import kept
-from surroundings import data_folder, processor
+from surroundings import data_folder, machine, parser_of_runs, write_results
 from translation import command, resumed
 
 SEEDS = (0, 1, 2)
@@ -34,9 +32,7 @@ _KIN = {
 
 def main() -> None:
     """Train whatever is not finished, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of runs, outside the repository")
-    parser.add_argument("--results", type=Path, help="page to write, without suffix")
+    parser = parser_of_runs(__doc__)
     options = parser.parse_args()
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
@@ -112,9 +108,8 @@ def _write_page(target: Path, found: dict[int, dict[str, Any]], num_bytes: int, 
         for what, wanted in ((named, [plural]), ("a co-hyponym", kin)):
             seeds = sum(any(near in wanted for near, _ in run["neighbours"][word]) for run in found.values())
             verdicts.append(f"- {word}: {what} is among the first {_FIRST} with {seeds} of {len(found)} seeds")
-    lines += ["", *verdicts, "", f"{processor()}, {platform.python_implementation()} {platform.python_version()}."]
-    target.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    target.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    lines += ["", *verdicts, "", f"{machine()}."]
+    write_results(target, found, "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ Memory is the peak resident memory of a whole training with a vocabulary of 500,
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import re
 import statistics
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 from child_processes import MEBIBYTE, measured
 from rounds import MIN_ROUNDS, in_turn, order_said, quiet_load, reached
-from surroundings import data_folder, processor, write_real_text
+from surroundings import data_folder, processor, write_real_text, write_results
 
 WORKERS, EPOCHS = 2, 5
 SIDES = ("maskloom", "gensim")
@@ -198,8 +197,7 @@ def main() -> None:
             "models": [compare(model, folder / "text.txt", folder, options) for model in options.models],
         }
     result["summary"] = summary(result["models"])
-    options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    options.out.write_text(report(result), encoding="utf-8")
+    write_results(options.out, result, report(result))
     print(report(result))
 
 

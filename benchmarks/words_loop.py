@@ -12,7 +12,6 @@ matrices.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import tempfile
 import time
@@ -25,7 +24,7 @@ from statistics import median
 import numpy as np
 import torch
 from rounds import MIN_ROUNDS, in_turn, order_said, quiet_load
-from surroundings import processor, write_real_text
+from surroundings import processor, write_real_text, write_results
 
 from maskloom.text.normalization import words as words_of
 from maskloom.words import kernel
@@ -201,8 +200,7 @@ def _write_page(out: Path, rates: dict[str, dict[str, list[float]]], machine: st
         f"{machine}.",
         "",
     ]
-    out.with_suffix(".md").write_text("\n".join(lines), encoding="utf-8")
-    out.with_suffix(".json").write_text(json.dumps({"machine": machine, **rates}, indent=1) + "\n", encoding="utf-8")
+    write_results(out, {"machine": machine, **rates}, "\n".join(lines))
 
 
 def _ratio(ours: list[float], theirs: list[float]) -> str:

@@ -58,8 +58,7 @@ def test_names_are_read_letter_by_letter_with_their_classes(patterns, tmp_path, 
 def test_stored_figures_make_the_stored_page_with_its_note(patterns, tmp_path, monkeypatch):
     stored = BENCHMARKS.parent / "results" / "use_patterns.md"
     machine = stored.read_text(encoding="utf-8").rstrip().rpartition("\n")[2]
-    monkeypatch.setattr(patterns, "processor", lambda: machine.rpartition(", ")[0])
-    monkeypatch.setattr(patterns.platform, "python_version", lambda: machine.rstrip(".").rpartition(" ")[2])
+    monkeypatch.setattr(patterns, "machine", lambda: machine.removesuffix("."))
     content = json.loads(stored.with_suffix(".json").read_text(encoding="utf-8"))
     patterns._write_page(tmp_path / "page", content)
     assert (tmp_path / "page.md").read_text(encoding="utf-8") == stored.read_text(encoding="utf-8")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import shutil
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tools.checking import fresh_folder
 from tools.fuzzing.targets import Surroundings
 
 MODEL_FILES = (
@@ -33,15 +33,6 @@ def attempts(work: Path) -> Iterator[Attempt]:
     yield from bombs(work / "case", 96 << 20)
 
 
-def _fresh(folder: Path, source: Path | None = None) -> Path:
-    shutil.rmtree(folder, ignore_errors=True)
-    if source is None:
-        folder.mkdir(parents=True)
-    else:
-        shutil.copytree(source, folder)
-    return folder
-
-
 def _load(folder: Path) -> object:
     from maskloom.inference import Predictor
 
@@ -61,7 +52,7 @@ def _odd_files(surroundings: Surroundings, folder: Path) -> Iterator[Attempt]:
     }
     for name in MODEL_FILES:
         for what, make in makers.items():
-            path = _fresh(folder, good) / name
+            path = fresh_folder(folder, good) / name
             path.unlink()
             if name == "tokenizer.json":
                 (folder / "vocab.txt").unlink()
@@ -83,12 +74,12 @@ def _indexes(surroundings: Surroundings, folder: Path) -> Iterator[Attempt]:
         f"{shard}\0",
         "C:\\x",
     ):
-        index = _fresh(folder, surroundings.of("sharded")) / "model.safetensors.index.json"
+        index = fresh_folder(folder, surroundings.of("sharded")) / "model.safetensors.index.json"
         content = json.loads(index.read_text())
         content["weight_map"] = dict.fromkeys(content["weight_map"], name)
         index.write_text(json.dumps(content))
         yield f"index: {name!r:.60}", lambda: _load(folder)
-    path = _fresh(folder, surroundings.of("sharded")) / shard
+    path = fresh_folder(folder, surroundings.of("sharded")) / shard
     path.unlink()
     path.symlink_to(outside)
     yield "index: a part that is a link out", lambda: _load(folder)
@@ -101,7 +92,7 @@ def _code(surroundings: Surroundings, folder: Path) -> Iterator[Attempt]:
         ("config.json", "custom_pipelines"),
         ("tokenizer_config.json", "auto_map"),
     ):
-        path = _fresh(folder, surroundings.of("model")) / name
+        path = fresh_folder(folder, surroundings.of("model")) / name
         path.write_text(json.dumps({**json.loads(path.read_text()), key: {"AutoModel": "modeling_evil.Evil"}}))
         (folder / "modeling_evil.py").write_text("raise SystemExit('ran')\n")
         yield f"{name}: {key}", lambda: _load(folder)
@@ -129,7 +120,7 @@ def _data_that_is_no_file(folder: Path) -> Iterator[Attempt]:
         "pytorch_model.bin": open_pickled,
     }
     for name, read in readers.items():
-        path = _fresh(folder) / name
+        path = fresh_folder(folder) / name
         os.mkfifo(path)
         yield f"{name}: a pipe", lambda read=read, path=path: read(path)
         path.unlink()
@@ -155,7 +146,7 @@ def bombs(folder: Path, num_bytes: int = 1 << 28) -> Iterator[Attempt]:
     }
     block = b"a" * (1 << 20)
     for name, read in readers.items():
-        path = _fresh(folder) / name
+        path = fresh_folder(folder) / name
         if name.endswith(".gz"):
             with gzip.open(path, "wb", compresslevel=9) as file:
                 for _ in range(num_bytes // len(block)):
@@ -165,7 +156,7 @@ def bombs(folder: Path, num_bytes: int = 1 << 28) -> Iterator[Attempt]:
                 for _ in range(num_bytes // len(block)):
                     file.write(block)
         yield f"{name}: a bomb", lambda read=read, path=path: read(path)
-    path = _fresh(folder) / "pytorch_model.bin"
+    path = fresh_folder(folder) / "pytorch_model.bin"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("archive/data.pkl", "w") as member:
         for _ in range(num_bytes // len(block)):
             member.write(block)

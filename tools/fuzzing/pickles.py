@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tools.checking import fresh_folder
 from tools.fuzzing.targets import Surroundings, all_targets, prepared
 
 # Names of files that other programs unpickle, or that contain programs.
@@ -76,7 +77,6 @@ def _by_name(
     surroundings: Surroundings, folder: Path, name: str, content: bytes
 ) -> Iterator[tuple[str, Callable[[], object]]]:
     import json
-    import shutil
 
     from maskloom.checkpoints.huggingface import load_model
     from maskloom.data.corpus.documents import read_documents
@@ -84,8 +84,7 @@ def _by_name(
     from maskloom.tasks.kinds import task_kind
     from maskloom.text.vocabulary import Vocabulary
 
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(surroundings.of("model"), folder)
+    fresh_folder(folder, surroundings.of("model"))
     (folder / "model.safetensors").unlink()
     path = folder / name
     path.write_bytes(content)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tools.checking import fresh_folder
 from tools.fuzzing import readers, seeds
 from tools.fuzzing.mutations import (
     VALUES,
@@ -259,11 +259,6 @@ def _folder_targets(of: Callable[..., Any], values: Callable[..., Make]) -> list
 
 def prepared(target: Target, surroundings: Surroundings, folder: Path, content: bytes) -> Path:
     """Write a malformed file into a fresh folder together with its surroundings, and return its path."""
-    shutil.rmtree(folder, ignore_errors=True)
-    if target.around is None:
-        folder.mkdir(parents=True)
-    else:
-        shutil.copytree(surroundings.of(target.around), folder)
-    path = folder / target.name
+    path = fresh_folder(folder, target.around and surroundings.of(target.around)) / target.name
     path.write_bytes(content)
     return path

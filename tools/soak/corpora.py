@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from tools.checking import fresh_folder
 from tools.soak.processes import CommandLine, ForkServer, Running, processor_time
 from tools.soak.rows import Budget, Row, Trial
 
@@ -80,8 +80,7 @@ def folder_bytes(folder: Path) -> dict[str, bytes]:
 
 def try_kill(server: ForkServer, build: Build, draw: random.Random, folder: Path) -> Trial:
     """Kill a build at a random moment, run the same command again, and compare with the undisturbed result."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    fresh_folder(folder)
     out, output = folder / _OUT, folder.with_suffix(".output")
     if build.passes and draw.random() < 0.5:
         number = draw.randrange(len(build.passes))
@@ -143,8 +142,7 @@ def _finished_shards(out: Path) -> dict[Path, int]:
 
 def try_disk_fault(server: ForkServer, build: Build, fault: str, folder: Path) -> Trial:
     """Make the disk fail at one point of a build, run the command again, and compare with the undisturbed result."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    fresh_folder(folder)
     out, output = folder / _OUT, folder.with_suffix(".output")
     code, said = server.start(build.arguments, folder, output, MASKLOOM_FAULTS=fault).ended()
     told = [line for line in said.splitlines() if line.startswith(("error", "Trace"))]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tools.checking import fresh_folder
 from tools.soak.processes import CommandLine, ForkServer
 from tools.soak.rows import Budget, Row, Trial
 from tools.soak.subjects import RUN, finetuning, prepare, pretraining, run_whole, sets
@@ -38,8 +38,7 @@ def two_in_one_folder(budget: Budget) -> Iterator[Trial]:
         subject = pretraining(data, steps=40, save_every=20)
         for number in range(NUM_STARTS):
             folder = budget.work / "both"
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
+            fresh_folder(folder)
             started = time.monotonic()
             running = [
                 server.start(subject.arguments, folder, folder / f"{name}.txt")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tools.checking import fresh_folder
 from tools.soak.kills import LeftAlone, leave_alone
 from tools.soak.processes import ForkServer
 from tools.soak.rows import Budget, Row, Trial
@@ -75,8 +76,7 @@ def model_places(alone: LeftAlone) -> list[str]:
 
 def try_full_disk(server: ForkServer, alone: LeftAlone, rule: str, folder: Path) -> Trial:
     """Run with a disk that is full according to a rule, which must end the run; resume when there is space again."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    fresh_folder(folder)
     ended = _started(server, alone, folder, MASKLOOM_FAULTS=rule)
     detail = ended.detail or _resumed(server, alone, folder)
     return Trial(f"{alone.subject.name}, {rule}", not detail, detail)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.checking import fresh_folder
 from tools.soak.processes import CommandLine, ForkServer, Running
 from tools.soak.rows import Budget, Row, Trial
 from tools.soak.subjects import (
@@ -146,8 +146,7 @@ def kill_once(server: ForkServer, subject: Subject, kill: Kill, folder: Path, *,
 
 def try_kill(server: ForkServer, alone: LeftAlone, kill: Kill, folder: Path) -> Trial:
     """Kill one run, resume it to its end, and compare with the undisturbed run."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    fresh_folder(folder)
     name = f"{alone.subject.name}, {kill}"
     try:
         kill_once(server, alone.subject, kill, folder)

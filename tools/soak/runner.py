@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.runs.run_folder import environment
+from tools.checking import fresh_folder
 from tools.soak.rows import Budget, Row, sort_key
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,8 +41,7 @@ def run_rows(
             continue
         left = None if minutes is None else max(1.0, minutes * 60 - (time.monotonic() - started)) / (len(rows) - number)
         folder = work / row.id
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+        fresh_folder(folder)
         record = {**run_row(row, Budget(seed, folder, left), say), "asked": same}
         with memory.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.checking import fresh_folder, verify_checkpoint
 from tools.soak.processes import ForkServer
 from tools.soak.rows import Budget, Row, Trial
 from tools.soak.subjects import RUN, Subject, differences, outcome, prepare, pretraining, run_whole
@@ -42,8 +43,7 @@ class _Scene:
     def place(self, name: str, *, copied: bool = False) -> Path:
         """Return a new folder to run in, optionally with a copy of the run as it was before its last evaluation."""
         folder = self.work / name
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        fresh_folder(folder)
         if copied:
             shutil.copytree(self.alone / RUN, folder / RUN)
             (folder / RUN / "metrics.json").unlink()  # a finished run would not look at its checkpoints
@@ -83,8 +83,6 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 def _problem_after_resume(scene: _Scene, folder: Path, *, but: Callable[[str], bool] = lambda _: False) -> str:
     """Return the problems of a run after resuming it, except for differences accepted by `but`."""
-    from tools.checking import verify_checkpoint
-
     code, said = scene.run(folder, resume=True)
     if code or "Traceback" in said:
         return f"resumed with exit code {code}: {said[-300:]}"
@@ -100,8 +98,6 @@ def _is_older_one(difference: str) -> bool:
 
 def broken_saves(budget: Budget) -> Iterator[Trial]:
     """Kill or break a run at every selected file operation; complete checkpoints stay complete, and the run resumes."""
-    from tools.checking import verify_checkpoint
-
     with _scene(budget) as scene:
         for number in scene.tried:
             for action in ("kill", DISK_FAILURES[number % len(DISK_FAILURES)]):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tools.checking import fresh_folder, verify_checkpoint
 from tools.soak.kills import LeftAlone, leave_alone
 from tools.soak.processes import ForkServer, Running
 from tools.soak.rows import Budget, Row, Trial
@@ -82,8 +82,7 @@ def try_second_interrupt(server: ForkServer, alone: LeftAlone, draw_from: Budget
 
 def _started(server: ForkServer, alone: LeftAlone, folder: Path, **environment: str) -> Running:
     """Start the subject in a fresh folder, and return when it handles signals."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    fresh_folder(folder)
     running = server.start(alone.subject.arguments, folder, folder / "stopped.txt", **environment)
     running.wait_until(lambda: _listens(running.pid))
     return running
@@ -100,8 +99,6 @@ def _listens(pid: int) -> bool:
 
 def _problems_of_stop(running: Running, code: int, expected: int, folder: Path, *, says_how: bool = True) -> list[str]:
     """Return the problems with how a run ended and with the files that it left."""
-    from tools.checking import verify_checkpoint
-
     said = running.output.read_text(encoding="utf-8", errors="replace")
     problems = [] if code == expected else [f"exit code {code} instead of {expected}: {said[-500:]}"]
     if "Traceback" in said:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import threading
 import time
@@ -13,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from maskloom.system.resources import process_fields
+from tools.checking import fresh_folder
 from tools.soak.corpora import Build, folder_bytes, prepare
 from tools.soak.processes import LONGEST_SECONDS, CommandLine, ForkServer
 from tools.soak.rows import Budget, Row, Trial
@@ -106,8 +106,7 @@ def try_worker(
 
     `told` is the message that the log must contain within half a minute.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    fresh_folder(folder)
     out, records = folder / _OUT, folder / _OUT / "building"
     running = CommandLine(build.arguments, folder, folder.with_suffix(".output"))
     started: dict[int, str] = {}

@@ -335,6 +335,7 @@ def reproduce(
         refuse(why, "scale", "seeds", "corpus", "tasks", "overrides", "jobs")
         if device not in (None, "auto", "cpu"):
             raise UsageError(f"--device {device}: {experiment} is measured on the CPU")
+        out.mkdir(parents=True, exist_ok=True)
         show(AT_ONCE[experiment](out, terminal_progress()), lines=lambda result: result["lines"])
         return
     from maskloom.reproduce import running

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
+from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -302,8 +304,7 @@ def is_prose(sentence: str) -> bool:
 
 def paragraphs(text: str) -> list[str]:
     """Return the running text of a docstring or page, one string per paragraph, without code blocks."""
-    found: list[list[str]] = []
-    indent = -1
+    found, indent = list[list[str]](), -1
     for line in _text_lines(inspect.cleandoc(text).expandtabs().splitlines()):
         content = line.strip()
         depth = len(line) - len(line.lstrip())
@@ -312,7 +313,7 @@ def paragraphs(text: str) -> list[str]:
         if not content:
             indent = -1
             continue
-        if bullet or indent < 0 or depth != indent:
+        if bullet or depth != indent:
             found.append([])
         found[-1].append(content)
         indent = depth + (bullet.end() if bullet else 0)
@@ -321,26 +322,24 @@ def paragraphs(text: str) -> list[str]:
 
 def _text_lines(lines: list[str]) -> Iterator[str]:
     """Yield the lines that may be prose, with an empty line in place of each dropped line."""
-    literal_depth: int | None = None
-    in_fence = in_doctest = in_skipped_section = False
-    for number, line in enumerate(lines):
+    literal_depth, in_fence, in_doctest, in_skipped_section = inf, False, False, False
+    for line, following in pairwise([*lines, ""]):
         content, depth = line.strip(), len(line) - len(line.lstrip())
-        following = lines[number + 1] if number + 1 < len(lines) else ""
         kept, is_fence = "", content.startswith(("```", "~~~"))
         if is_fence:
             in_fence = not in_fence
         else:
             in_doctest = bool(content) and (in_doctest or content.startswith(">>>"))
-            if literal_depth is not None and content and depth <= literal_depth:
-                literal_depth = None
-        if is_fence or in_fence or in_doctest or (literal_depth is not None and content):
+            if content and depth <= literal_depth:
+                literal_depth = inf
+        if is_fence or in_fence or in_doctest or (content and depth > literal_depth):
             pass
         elif content and _UNDERLINE.match(following.strip()):
             in_skipped_section = content.lower().strip(":") in _SKIPPED_SECTIONS
         elif directive := _DIRECTIVE.match(content):
-            literal_depth = None if (directive.group(1) or "").lower() in _PROSE_DIRECTIVES else depth
+            literal_depth = inf if (directive.group(1) or "").lower() in _PROSE_DIRECTIVES else depth
         else:
-            if content.endswith("::") and literal_depth is None:
+            if content.endswith("::"):
                 literal_depth = depth
             kept = "" if in_skipped_section or _is_apparatus(content, depth, following) else _without_label(line)
         yield kept

@@ -127,8 +127,8 @@ def quickstart(
     corpus = stages.run("corpus", lambda: make_corpus(out, progress))
     progress.say("3/6  pre-training a BERT: the longest stage")
     folder = out / "pretrained"
-    how = {"corpus": out / "corpus", "out": folder, "resume": (folder / RECIPE).exists(), "progress": progress}
-    pretraining = stages.run("pretraining", lambda: pretrain(recipes["pretrain"], **how))
+    how = {"corpus": out / "corpus", "progress": progress}
+    pretraining = stages.run("pretraining", lambda: resumed(pretrain, recipes["pretrain"], folder, **how))
     progress.say("4/6  fine-tuning it on two tasks, and for comparison a BERT with random weights")
     finetuning: dict[str, dict[str, dict[str, Any]]] = {task: {} for task in TASKS}
     for task, start in itertools.product(TASKS, _STARTS):
@@ -239,8 +239,13 @@ def _finetune(recipe: FinetuneRecipe, out: Path, task: str, start: str, progress
     recipe = recipe.model_copy(update={"task": TASKS[task], "from_scratch": start == "random"})
     progress.say(f"     the {task} task from {'the pre-trained' if start == 'pretrained' else 'random'} weights")
     train, dev = (out / "tasks" / f"{task}-{part}.jsonl" for part in ("train", "dev"))
-    data, resume = LabelledFiles(train, dev, metric="accuracy"), (folder / RECIPE).exists()
-    return finetune(recipe, model=out / "pretrained", data=data, out=folder, resume=resume, progress=progress)
+    data = LabelledFiles(train, dev, metric="accuracy")
+    return resumed(finetune, recipe, folder, model=out / "pretrained", data=data, progress=progress)
+
+
+def resumed(run: Callable[..., dict[str, Any]], recipe: Any, folder: Path, **how: Any) -> dict[str, Any]:
+    """Start a run in a folder, or resume the run that is there."""
+    return run(recipe, out=folder, resume=(folder / RECIPE).exists(), **how)
 
 
 def _fill_masks(model: Path) -> dict[str, Any]:

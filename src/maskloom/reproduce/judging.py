@@ -86,24 +86,23 @@ def _pretraining_of(model: Path) -> tuple[PretrainRecipe, dict[str, Any]] | None
     return load_recipe(PretrainRecipe, run / RECIPE), description
 
 
-def check_held_out(model: Path, corpus: Path) -> None:
-    """Raise ConfigError for a run on a corpus that trained on the documents on which losses are compared."""
-    recipe, description = _pretraining_of(model) or (None, {"inputs": {}})
-    if recipe is None or description["inputs"].get("corpus") != Corpus.open(corpus).fingerprint:
+def check_comparable(model: Path, corpus: Path) -> None:
+    """Raise ConfigError if losses of a model folder on a corpus cannot be compared with those of other models.
+
+    That is, if it has another vocabulary, or if its run on this corpus trained on the documents that are compared.
+    """
+    opened, own = Corpus.open(corpus), load_tokenizer(model).with_task_tokens()
+    if own.identity()["vocabulary_sha256"] != opened.tokenizer.identity()["vocabulary_sha256"]:
+        where = f"that of the corpus {corpus} {first_difference(own.vocabulary, opened.tokenizer.vocabulary)}"
+        raise ConfigError(f"{model}: its vocabulary differs from {where}, so losses cannot be compared")
+    found = _pretraining_of(model)
+    if found is None or found[1]["inputs"].get("corpus") != opened.fingerprint:
         return
-    if (split := (recipe.data.held_out_fraction, recipe.seed)) != (HELD_OUT_FRACTION, 0):
+    if (split := (found[0].data.held_out_fraction, found[0].seed)) != (HELD_OUT_FRACTION, 0):
         raise ConfigError(
             f"{model.parent}: with data.held_out_fraction = {split[0]:g} and seed = {split[1]}, it trained on some of "
             f"the documents on which losses are compared; train it with {HELD_OUT_FRACTION:g} and seed 0"
         )
-
-
-def check_vocabulary(model: Path, corpus: Path) -> None:
-    """Raise ConfigError if a model folder and a corpus have different vocabularies."""
-    own, wanted = load_tokenizer(model).with_task_tokens(), Corpus.open(corpus).tokenizer
-    if own.identity()["vocabulary_sha256"] != wanted.identity()["vocabulary_sha256"]:
-        where = f"that of the corpus {corpus} {first_difference(own.vocabulary, wanted.vocabulary)}"
-        raise ConfigError(f"{model}: its vocabulary differs from {where}, so losses cannot be compared")
 
 
 def linear_score(probe: Probe, model: Path, inputs: Inputs, *, max_length: int) -> dict[str, Any]:

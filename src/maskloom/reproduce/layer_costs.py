@@ -119,7 +119,6 @@ def cost(name: str, seconds: np.ndarray) -> dict[str, Any]:
 
 def transformer_table_1(out: Path, _: Progress = SILENT) -> dict[str, Any]:
     """Measure the layers and write transformer-table1 as .json, .html and .md to a folder."""
-    out.mkdir(parents=True, exist_ok=True)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -22,12 +22,6 @@ from maskloom.runs.plan import plan_pretraining
 from maskloom.runs.pretraining_plan import check_model
 from maskloom.runs.recipes import KINDS
 
-# Extra settings for masked models at a scale: twice the paper's prediction targets, as in the quick start.
-_MASKED = {"tiny": ("data.masked_lm_prob=0.3",)}
-# Extra settings for named entities at a scale: CoNLL has far more examples than the other tasks.
-_TAGGED = {"tiny": ("training.batch_size=32", "training.epochs=2")}
-# Checkpoints to keep where tenths of the steps are compared.
-_MORE_THAN_SAVED = 1000
 # How long to time steps of each model, and the approximate bytes per token in files of examples: four, or eleven
 # where each line has a word and three tags.
 _TIMED_SECONDS, _BYTES_PER_TOKEN, _BYTES_PER_TAGGED = 1.0, 4, 11
@@ -52,18 +46,20 @@ class Plan:
         if self.experiment.recipes:
             held_out = f"data.held_out_fraction={HELD_OUT_FRACTION}"
             return self._recipe("pretrain", [held_out, *settings], 0, self.experiment.recipes[model])
-        is_masked = "objective=causal_lm" not in settings
-        recipe = self._recipe("pretrain", [*(_MASKED.get(self.scale, ()) if is_masked else ()), *settings], seed)
+        if self.scale == "tiny" and "objective=causal_lm" not in settings:
+            settings = ("data.masked_lm_prob=0.3", *settings)  # twice the paper's, as in the quick start
+        recipe = self._recipe("pretrain", settings, seed)
         if not self.experiment.is_curve:
             return recipe
-        # the extra save of a run that is stopped must not push out a checkpoint that an arm needs
-        kept = {"save_every": max(1, num_steps(recipe) // 10), "keep_checkpoints": _MORE_THAN_SAVED}
+        # keep all: the extra save of a run that is stopped must not push out a checkpoint that an arm needs
+        kept = {"save_every": max(1, num_steps(recipe) // 10), "keep_checkpoints": 1000}
         return recipe.model_copy(update={"training": recipe.training.model_copy(update=kept)})
 
     def finetuning(self, arm: Arm, probe: Probe, seed: int) -> FinetuneRecipe:
         """Return the recipe for fine-tuning an arm on a task."""
         kind = [f'task="{probe.kind}"'] if probe.kind else []
-        kind += _TAGGED.get(self.scale, ()) if probe.kind == "tagging" else ()
+        if self.scale == "tiny" and probe.kind == "tagging":
+            kind += ["training.batch_size=32", "training.epochs=2"]  # CoNLL is far larger than the other tasks
         own = () if arm.linear and probe.kind != "tagging" else arm.settings
         return self._recipe("finetune", [*kind, *probe.settings, *own], seed, self.experiment.finetuning)
 

@@ -141,9 +141,8 @@ def own_probes(folder: Path) -> dict[str, Probe]:
         train, dev = (next((folder / name / file for file in files if (folder / name / file).is_file()), None)
                       for files in (trains, devs))  # fmt: skip
         if train is not None and dev is not None:
-            reading = ReadingOptions() if form is None else ReadingOptions(format=form)
             settings = (f"seq2seq.target_suffix={_WRITTEN}",) if kind == "seq2seq" else ()
-            found[name] = Probe(name, kind, LabelledFiles(train, dev, reading), settings)
+            found[name] = Probe(name, kind, LabelledFiles(train, dev, ReadingOptions(format=form)), settings)
     if not found:
         own = ", ".join(FILES.values())
         raise DataError(f"{folder}: no tasks found; expected GLUE's files (RTE/train.tsv and RTE/dev.tsv …), {own}")

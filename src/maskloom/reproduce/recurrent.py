@@ -167,7 +167,6 @@ def rnn_gradients(
     out: Path, progress: Progress = SILENT, *, lengths: Sequence[int] = (5, 10, 20, 50, 100, 200), num_steps: int = 400
 ) -> dict[str, Any]:
     """Measure how gradients vanish or explode over time and which networks remember a first token; write a page."""
-    out.mkdir(parents=True, exist_ok=True)
     norms = {
         f"{name}, {radius:g}": gradient_norms(activation, radius, num_steps=_STEPS_BACK)
         for name, activation in _ACTIVATIONS.items()
@@ -282,7 +281,6 @@ def rnn_attention(
     num_steps: int = 3000,
 ) -> dict[str, Any]:
     """Compare an LSTM that crams digits into one vector with LSTMs that attend to them; write a page."""
-    out.mkdir(parents=True, exist_ok=True)
     how = {"num_steps": num_steps, "progress": progress}
     found = {name: reversal_accuracy(reader, lengths, **how) for name, reader in _READERS.items()}
     accuracies = {name: row for name, (row, _) in found.items()}

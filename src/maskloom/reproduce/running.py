@@ -21,15 +21,9 @@ from maskloom.data.corpus.manifest import read_manifest
 from maskloom.errors import ConfigError, amount
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.metrics.answers import is_percent
-from maskloom.quickstart.journey import Stages
+from maskloom.quickstart.journey import Stages, resumed
 from maskloom.reproduce.experiments import BUDGET_TASKS, EXPERIMENTS, LOSS, Arm, Budget, Experiment, what_it_buys
-from maskloom.reproduce.judging import (
-    check_held_out,
-    check_vocabulary,
-    linear_score,
-    masked_losses,
-    training_record,
-)
+from maskloom.reproduce.judging import check_comparable, linear_score, masked_losses, training_record
 from maskloom.reproduce.planning import Plan, expected, num_steps, pretraining_stage, scoring_stage, slug
 from maskloom.reproduce.probes import (
     FILES,
@@ -44,7 +38,6 @@ from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.export import export
 from maskloom.runs.finetune import finetune
 from maskloom.runs.pretrain import pretrain
-from maskloom.runs.run_folder import RECIPE
 from maskloom.system.folder_lock import alone_in_folder
 from maskloom.system.worker_processes import Patience, results_of_processes
 
@@ -118,8 +111,7 @@ def reproduce(
         progress.say("gathering the documentation on this machine")
         text = stages.run("text", lambda: write_documentation(out, seed=0, progress=progress))
     for folder in given:
-        check_vocabulary(folder, plan.corpus)
-        check_held_out(folder, plan.corpus)
+        check_comparable(folder, plan.corpus)
     progress.say(expected(plan, stages, repeats.num_jobs))
     found = _run(plan, stages, repeats.num_jobs, progress)
     columns = {role: probe.name for role, probe in probes.items()}
@@ -210,8 +202,6 @@ def _trained(plan: Plan, stages: Stages) -> dict[str, Any]:
 
 Work = Callable[..., dict[str, Any]]
 """The work of a stage, called with `progress`; it can be pickled for a worker process."""
-# Runs may be long, and their first steps slow.
-_PATIENCE = Patience(named_after=inf, limit=inf)
 
 
 def _results(
@@ -232,8 +222,8 @@ def _results(
         for name, work in left():
             stages.run(name, partial(_with_cpu_seconds, partial(work, progress=progress)))
     else:
-        since, how = time.perf_counter(), {"name": itemgetter(0), "patience": _PATIENCE}
-        for name, result in results_of_processes(_worker, (), left(), num_jobs, **how):
+        since, patience = time.perf_counter(), Patience(named_after=inf, limit=inf)  # runs may be long
+        for name, result in results_of_processes(_worker, (), left(), num_jobs, name=itemgetter(0), patience=patience):
             stages.keep(name, result, since=since)
             since = time.perf_counter()
             progress.say(f"done: {name}")
@@ -253,12 +243,7 @@ def _with_cpu_seconds(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def _pretraining_work(plan: Plan, model: str, seed: int) -> Work:
     folder = plan.out / "pretrained" / slug(model, seed)
-    return partial(_resumed, pretrain, plan.pretraining(model, seed), folder, corpus=plan.corpus)
-
-
-def _resumed(run: Work, recipe: Any, folder: Path, **how: Any) -> dict[str, Any]:
-    """Start a run in a folder, or resume the run that is there."""
-    return run(recipe, out=folder, resume=(folder / RECIPE).exists(), **how)
+    return partial(resumed, pretrain, plan.pretraining(model, seed), folder, corpus=plan.corpus)
 
 
 def _losses(plan: Plan, arm: Arm, stages: Stages) -> list[float]:
@@ -270,12 +255,18 @@ def _losses(plan: Plan, arm: Arm, stages: Stages) -> list[float]:
 
 
 def _scoring_work(plan: Plan, arm: Arm, role: str, seed: int) -> Work:
-    """Return the work that scores an arm on a task: its dev score in percent, and that of a constant answer."""
+    """Return the work that scores an arm on a task: its dev score in percent, and that of a constant answer.
+
+    An arm of an intermediate checkpoint has it exported first.
+    """
     probe = plan.probes[role]
     model, recipe = plan.model_folder(arm, seed), plan.finetuning(arm, probe, seed)
     if arm.at < 1.0:
-        whole = plan.pretraining(arm.model, seed)
-        model = _checkpoint(model, round(num_steps(whole) * arm.at), "phase-1" if whole.phases else None)
+        whole, run = plan.pretraining(arm.model, seed), model
+        step = round(num_steps(whole) * arm.at)
+        model = run / "exported" / f"step-{step}"
+        if not (model / "config.json").exists():
+            export(run, model, step=step, stage="phase-1" if whole.phases else None)
     if arm.linear and probe.kind != "tagging":
         return partial(_linear, probe, model, arm.linear, recipe.data.max_length)
     return partial(_finetuned, recipe, plan.out / "finetuned" / slug(arm.name, seed, probe.name), model, probe)
@@ -289,7 +280,7 @@ def _linear(probe: Probe, model: Path, kind: Any, max_length: int, *, progress: 
 def _finetuned(
     recipe: FinetuneRecipe, folder: Path, model: Path, probe: Probe, *, progress: Progress
 ) -> dict[str, Any]:
-    result = _resumed(finetune, recipe, folder, model=model, data=probe.files, progress=progress)
+    result = resumed(finetune, recipe, folder, model=model, data=probe.files, progress=progress)
     for bulky in ("restarts", "features"):
         shutil.rmtree(folder / bulky, ignore_errors=True)
     weights = open_weights(folder / "model").values()
@@ -304,11 +295,3 @@ def _in_percent(best: Mapping[str, Any], metric: str) -> dict[str, Any]:
         "reference": None if reference is None else factor * reference,
         "metric": metric,
     }
-
-
-def _checkpoint(run: Path, step: int, stage: str | None) -> Path:
-    """Return the model folder of a checkpoint, exporting it if necessary."""
-    folder = run / "exported" / f"step-{step}"
-    if not (folder / "config.json").exists():
-        export(run, folder, step=step, stage=stage)
-    return folder

@@ -52,7 +52,6 @@ def dependence(encoder: Encoder, token_ids: Tensor) -> Tensor:
 
 def figure_1(out: Path, _: Progress = SILENT) -> dict[str, Any]:
     """Measure BERT, left-to-right BERT, GPT and ELMo with random weights; write figure1 as .json, .html and .md."""
-    out.mkdir(parents=True, exist_ok=True)
     ids = torch.arange(5, 5 + LENGTH)
     configs = {
         "BERT": BertConfig(**_SIZES, intermediate_size=64),

@@ -13,7 +13,7 @@ from maskloom.errors import ConfigError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert_config import BertConfig
 from maskloom.reproduce import judging
-from maskloom.reproduce.judging import check_held_out, check_vocabulary, linear_score, masked_losses
+from maskloom.reproduce.judging import check_comparable, linear_score, masked_losses
 from maskloom.reproduce.probes import Probe
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.runs.finetune import LabelledFiles
@@ -44,11 +44,11 @@ def model(corpus, tmp_path):
 
 
 def test_models_of_another_vocabulary_cannot_be_compared(model, corpus):
-    check_vocabulary(model, corpus)
+    check_comparable(model, corpus)
     tokens = (model / "vocab.txt").read_text().split("\n")
     (model / "vocab.txt").write_text("\n".join([*tokens[:30], "other", *tokens[31:]]))
     with pytest.raises(ConfigError, match=f"from id 30 on, where it has 'other' and the other {tokens[30]!r}, so loss"):
-        check_vocabulary(model, corpus)
+        check_comparable(model, corpus)
 
 
 def test_a_model_that_knows_nothing_loses_the_log_of_the_vocabulary(corpus, model):
@@ -70,11 +70,11 @@ def test_a_run_that_trained_on_the_judged_text_is_refused(corpus, model):
         (run / "recipe.toml").write_text(f'kind = "pretrain"\n{recipe}\n')
         if is_refused:
             with pytest.raises(ConfigError, match=r"it trained on some of the .* with 0\.02 and seed 0"):
-                check_held_out(model, corpus)
+                check_comparable(model, corpus)
         else:
-            check_held_out(model, corpus)
+            check_comparable(model, corpus)
     (run / "run.json").unlink()
-    check_held_out(model, corpus)  # a model from elsewhere
+    check_comparable(model, corpus)  # a model from elsewhere
 
 
 def test_losses_are_those_of_the_documents_that_a_seed_holds_out(corpus, model, monkeypatch):
