@@ -105,12 +105,6 @@ def race_files(folder: Path) -> list[Path]:
     return found
 
 
-def race_rows(folder: Path) -> Iterator[Row]:
-    """Yield a row for each article in a folder; its line is the number of its file, from 1. Raises as `race_files`."""
-    for number, path in enumerate(race_files(folder), start=1):
-        yield tables.read_json_row(path, number)._replace(place=str(path.relative_to(folder)))
-
-
 def _by_columns(columns: Columns, choices: Sequence[str], identifier: str, row: Row) -> list[dict[str, Any]]:
     """Convert a row; a single column of choices holds all of them as a list."""
     values = [row.value(name) for name in choices]
@@ -230,7 +224,8 @@ def iterate_choices(
     row = None if options.format is None else catalog_row(options.format, kinds=("choice",))
     form = None if row is None or options.text_column is not None else _PUBLISHED.get(row.name)
     if form is not None and form is _race and path.is_dir():
-        rows = race_rows(path)
+        files = enumerate(race_files(path), start=1)  # the line of an article is the number of its file
+        rows = (tables.read_json_row(one, line)._replace(place=str(one.relative_to(path))) for line, one in files)
     else:
         layout = tables.layout_of(path)
         if layout == "text":
