@@ -43,23 +43,6 @@ _CHOICE = re.compile(r"(choice|ending|answer|option|alternative|sol|hypothesis)[
 Form = Callable[[Row], list[dict[str, Any]]]
 
 
-def form_of_columns(
-    names: Sequence[str], options: ReadingOptions, *, place: str, lists: Sequence[str] = (), needs_label: bool
-) -> Form:
-    """Return how rows with these header names or object keys are read; `lists` are the keys whose values are lists.
-
-    Choices are found by name: ending0, choice_1, answerA, or a list; the others as `tables.choose_names` does. Raises
-    DataError for missing columns and for names that the header repeats, ConfigError for columns used twice.
-    """
-    choices = _choices(names, lists, place)
-    tables.check_single(choices, names, place)
-    others = [name for name in names if name not in choices]
-    found = tables.choose_names(others, options, _USUAL, place=place, takes_pair=None, needs_label=needs_label)
-    free = {name.lower(): name for name in reversed(others) if name not in found}
-    identifier = next((free[name] for name in _IDENTIFIERS if name in free), "")
-    return partial(_by_columns, found if needs_label else found._replace(label=None), choices, identifier)
-
-
 def _choices(names: Sequence[str], lists: Sequence[str], place: str) -> tuple[str, ...]:
     """Return the keys of the choices in order, or the only key, which holds them as a list."""
     found = next((name for wanted in _LISTS for name in names if name.lower() == wanted and name in lists), None)
@@ -216,9 +199,11 @@ def iterate_choices(
 ) -> Iterator[ChoiceExample]:
     """Yield the examples one by one, in file order.
 
-    A table has columns, JSONL has keys, as `form_of_columns` finds them, unless the format says otherwise. A label is a
-    number from 0 or a letter from A. Raises DataError, with file and line, for missing columns and for a row that
-    breaks a rule, unless `options.on_bad_rows` is "skip", which counts it; ConfigError for the format of another kind.
+    Unless the format says otherwise, the columns of a table or the keys of JSONL are found by name: the choices as
+    ending0, choice_1, answerA, or a list, the others as `tables.choose_names` does. A label is a number from 0 or a
+    letter from A. Raises DataError, with file and line, for missing or repeated columns and for a row that breaks a
+    rule, unless `options.on_bad_rows` is "skip", which counts it; ConfigError for the format of another kind and for
+    columns used twice.
     """
     path = Path(path)
     row = None if options.format is None else catalog_row(options.format, kinds=("choice",))
@@ -270,7 +255,13 @@ def _find_form(
             return partial(_by_columns, columns, choices, ""), tables.by_name(chain(seen, rows), names)
         rows = tables.by_name(chain(seen[:-1], rows), names)
     place = f"{path}: line {first.line}"
-    return form_of_columns(names, options, place=place, lists=lists, needs_label=needs_label), rows
+    choices = _choices(names, lists, place)
+    tables.check_single(choices, names, place)
+    others = [name for name in names if name not in choices]
+    found = tables.choose_names(others, options, _USUAL, place=place, takes_pair=None, needs_label=needs_label)
+    free = {name.lower(): name for name in reversed(others) if name not in found}
+    identifier = next((free[name] for name in _IDENTIFIERS if name in free), "")
+    return partial(_by_columns, found if needs_label else found._replace(label=None), choices, identifier), rows
 
 
 def _example(needs_label: bool, lines: dict[str, int], row: Row) -> ChoiceExample:
