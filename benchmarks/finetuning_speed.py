@@ -239,9 +239,9 @@ def keep_alike_questions(path: Path, setting: Setting, data: Path) -> None:
     theirs = {name: row for name, row in zip(owners, features, strict=True) if owners.count(name) == 1}
     ours = Ours("SQuAD v1.1", minilm_folder(), path, data=data, **setting.size)
     alike = set()
-    for window, number in enumerate(ours.data.window_question):
+    for window, number in enumerate(ours.data.windows[:, 0]):
         name = ours.data.questions[number].id
-        if name in theirs and (ours.data.window_question == number).sum() == 1 and is_same(ours, window, theirs[name]):
+        if name in theirs and (ours.data.windows[:, 0] == number).sum() == 1 and is_same(ours, window, theirs[name]):
             alike.add(name)
     content = json.loads(path.read_text(encoding="utf-8"))
     for article in content["data"]:

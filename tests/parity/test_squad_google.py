@@ -166,9 +166,12 @@ def pairs(vocabulary, tmp_path_factory):
         path.write_text(json.dumps(case["data"]), encoding="utf-8")
         questions = list(iterate_questions(path, ReadingOptions(), None, needs_label=True, report=ReadingReport(path)))
         tokenizer = WordPieceTokenizer(words, lowercase=case["lowercase"])
-        options = {key: case[key] for key in ("max_length", "stride", "max_question_length")}
-        training = encode_questions(questions, tokenizer, for_training=True, **options)
-        found.append((case, answer, training, encode_questions(questions, tokenizer, **options)))
+        settings = SpanSettings(stride=case["stride"], max_question_length=case["max_question_length"])
+        both = [
+            encode_questions(questions, tokenizer, settings, max_length=case["max_length"], for_training=for_training)
+            for for_training in (True, False)
+        ]
+        found.append((case, answer, *both))
     return found
 
 
@@ -200,7 +203,7 @@ def test_windows_labels_and_left_out_questions_are_google_s(pairs):
         ends = np.cumsum(batch.lengths)
         for window, (question, ids, segments, start, end) in enumerate(expected):
             tokens = slice(ends[window] - batch.lengths[window], ends[window])
-            assert training.window_question[window] == question
+            assert training.windows[window, 0] == question
             assert batch.token_ids[tokens].tolist() == ids
             assert batch.segment_ids[tokens].tolist() == segments
             assert batch.labels[window].tolist() == [start, end], (case["seed"], window)

@@ -184,13 +184,16 @@ def answers_v1(draw: Any, shape: str) -> Case:
     golds = {str(number): [_TEXTS[text], *more[number]] for number, text in enumerate(targets)}
     odds = [math.nan if shape == "not finite" else None for _ in targets]
     batches = [([(texts[name], odd)], [golds[name]]) for name, odd in zip(golds, odds, strict=True)]
-    return Case(AnswerMetric(has_unanswerable=False), batches, lambda: scores_v1(golds, texts))
+    return Case(AnswerMetric(), batches, lambda: scores_v1(golds, texts))
 
 
 def answers_v2(draw: Any, shape: str) -> Case:
-    """The scores of SQuAD v2.0 with null odds and, in half of the cases, a threshold, by the rules of its script."""
+    """The scores of SQuAD v2.0 with null odds and, in half of the cases, a threshold, by the rules of its script.
+
+    If every question has an answer, there is no threshold, and the rules are v1.1's.
+    """
     from maskloom.metrics.answers import AnswerMetric
-    from tools.soak.squad_rules import scores_v2
+    from tools.soak.squad_rules import scores_v1, scores_v2
 
     predictions, targets = sides(draw, shape, int(draw.integers(2, len(_TEXTS) + 1)))
     texts = {str(number): _TEXTS[text] for number, text in enumerate(predictions)}
@@ -199,15 +202,18 @@ def answers_v2(draw: Any, shape: str) -> Case:
         draw.choice([-2.0, -0.5, 0.0, 1.5], len(targets)) if draw.random() < 0.5 else draw.normal(size=len(targets))
     )
     odds = dict(zip(texts, values.tolist(), strict=True))
-    threshold = float(draw.choice(values)) if len(values) and draw.random() < 0.5 else None
+    is_v2 = not all(golds.values())
+    threshold = float(draw.choice(values)) if is_v2 and draw.random() < 0.5 else None
     given = _spoilt(draw, shape, values)
     batches = [([(texts[n], odd)], [golds[n]]) for n, odd in zip(golds, given.tolist(), strict=True)]
 
     def expected() -> dict[str, float]:
+        if not is_v2:
+            return scores_v1(golds, texts)
         found = scores_v2(golds, texts, odds, math.inf if threshold is None else threshold)
         return {"exact_match" if name == "exact" else name: value for name, value in found.items()}
 
-    return Case(AnswerMetric(has_unanswerable=True, null_threshold=threshold), batches, expected)
+    return Case(AnswerMetric(null_threshold=threshold), batches, expected)
 
 
 def calibrated_classes(draw: Any, shape: str) -> Case:

@@ -110,20 +110,17 @@ def _check_odds(value: float, owner: str) -> None:
 class AnswerMetric:
     """Exact match and F1 over questions; stores a few numbers per question, but no texts.
 
-    `has_unanswerable` selects v2.0's rules; None applies them if some question has no gold answer. They add the scores
-    of answerable (`HasAns_`) and unanswerable (`NoAns_`) questions and, if null odds are given, the best scores that a
-    threshold on them can reach. With `null_threshold`, an answer whose null odds exceed it counts as empty; otherwise
-    texts count as given.
+    The rules are v2.0's if some question has no gold answer, else v1.1's. v2.0's add the scores of answerable
+    (`HasAns_`) and unanswerable (`NoAns_`) questions and, if null odds are given, the best scores that a threshold on
+    them can reach. With `null_threshold`, an answer whose null odds exceed it counts as empty; otherwise texts count as
+    given.
     """
 
-    def __init__(
-        self, *, has_unanswerable: bool | None = None, primary: str = "f1", null_threshold: float | None = None
-    ) -> None:
+    def __init__(self, *, primary: str = "f1", null_threshold: float | None = None) -> None:
         if null_threshold is not None and math.isnan(null_threshold):
             raise ValueError("the null threshold is nan; expected a number")
         self.primary = checked_primary(primary, ("f1", "exact_match"), "answers")
         self.null_threshold = null_threshold
-        self._has_unanswerable = has_unanswerable
         self._parts: list[np.ndarray] = []
         # at most two distinct answers, enough to see that they differ
         self._texts: set[str] = set()
@@ -131,7 +128,7 @@ class AnswerMetric:
     def update(self, predictions: Sequence[tuple[str, float | None]], targets: Sequence[Sequence[str]]) -> None:
         """Add (text, null odds or None) and gold answers of questions, in the same order.
 
-        Raises ValueError for null odds that are not finite, and for a v1.1 question without a gold answer.
+        Raises ValueError for null odds that are not finite.
         """
         if len(predictions) != len(targets):
             raise ValueError(f"{len(predictions)} predictions, {len(targets)} targets; they must agree")
@@ -139,8 +136,6 @@ class AnswerMetric:
         for number, ((text, odds), golds) in enumerate(zip(predictions, targets, strict=True)):
             if odds is not None:
                 _check_odds(odds, f"question {number}")
-            if not golds and self._has_unanswerable is False:
-                raise ValueError("a question has no gold answer; only data with unanswerable questions may have none")
             old = answer_scores(text, golds, has_unanswerable=False) if golds else (0.0, 0.0)
             new = answer_scores(text, golds, has_unanswerable=True)
             rows[number] = bool(golds), not text, np.nan if odds is None else odds, old, new
@@ -197,7 +192,7 @@ class AnswerMetric:
         rows = np.concatenate([np.empty(0, _ROW), *self._parts])
         if not len(rows):
             raise ValueError("answers: no questions were given, so there is no score")
-        is_v2 = not rows["has_answer"].all() if self._has_unanswerable is None else self._has_unanswerable
+        is_v2 = not rows["has_answer"].all()
         return rows, is_v2, rows["v2" if is_v2 else "v1"].T
 
 

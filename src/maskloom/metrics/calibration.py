@@ -169,8 +169,7 @@ def tune_labels(logits: np.ndarray, targets: np.ndarray, *, primary: str = "f1_m
     """
     if len(logits) < 2:
         return {}
-    found = temperature_or_reason(logits, targets)
-    temperature = 1.0 if isinstance(found, str) else found
+    temperature = tune_classes(logits, targets).get("temperature", 1.0)
     thresholds = best_thresholds(sigmoid(np.asarray(logits) / temperature), targets, primary)
     return {"temperature": temperature, "thresholds": thresholds}
 

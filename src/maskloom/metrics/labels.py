@@ -8,8 +8,6 @@ import numpy as np
 
 from maskloom.metrics.metric import checked_pair, checked_primary
 
-_ONE_MORE = "accuracy is not above that of a constant answer by more than one example"
-
 
 class SingleLabelMetric:
     """Accuracy, macro F1 and Matthews correlation; with two classes also F1 of class 1 (GLUE, MRPC and QQP).
@@ -63,7 +61,7 @@ class SingleLabelMetric:
         if np.count_nonzero(counts.sum(axis=0)) == 1:
             return f"every prediction is the same {self.what}"
         is_near = self.primary == "accuracy" and counts.trace() == counts.sum(axis=1).max() + 1
-        return _ONE_MORE if is_near else None
+        return "accuracy is not above that of a constant answer by more than one example" if is_near else None
 
     def _gathered(self) -> np.ndarray:
         """Return counts (true classes, predicted classes); raises ValueError if there are no examples."""

@@ -43,23 +43,6 @@ _CHOICE = re.compile(r"(choice|ending|answer|option|alternative|sol|hypothesis)[
 Form = Callable[[Row], list[dict[str, Any]]]
 
 
-def form_of_columns(
-    names: Sequence[str], options: ReadingOptions, *, place: str, lists: Sequence[str] = (), needs_label: bool
-) -> Form:
-    """Return how rows with these header names or object keys are read; `lists` are the keys whose values are lists.
-
-    Choices are found by name: ending0, choice_1, answerA, or a list; the others as `tables.choose_names` does. Raises
-    DataError for missing columns and for names that the header repeats, ConfigError for columns used twice.
-    """
-    choices = _choices(names, lists, place)
-    tables.check_single(choices, names, place)
-    others = [name for name in names if name not in choices]
-    found = tables.choose_names(others, options, _USUAL, place=place, takes_pair=None, needs_label=needs_label)
-    free = {name.lower(): name for name in reversed(others) if name not in found}
-    identifier = next((free[name] for name in _IDENTIFIERS if name in free), "")
-    return partial(_by_columns, found if needs_label else found._replace(label=None), choices, identifier)
-
-
 def _choices(names: Sequence[str], lists: Sequence[str], place: str) -> tuple[str, ...]:
     """Return the keys of the choices in order, or the only key, which holds them as a list."""
     found = next((name for wanted in _LISTS for name in names if name.lower() == wanted and name in lists), None)
@@ -103,12 +86,6 @@ def race_files(folder: Path) -> list[Path]:
     if not found:
         raise DataError(f"{folder}: no .txt file in it, its high/ or middle/; give train/, dev/ or test/ of RACE")
     return found
-
-
-def race_rows(folder: Path) -> Iterator[Row]:
-    """Yield a row for each article in a folder; its line is the number of its file, from 1. Raises as `race_files`."""
-    for number, path in enumerate(race_files(folder), start=1):
-        yield tables.read_json_row(path, number)._replace(place=str(path.relative_to(folder)))
 
 
 def _by_columns(columns: Columns, choices: Sequence[str], identifier: str, row: Row) -> list[dict[str, Any]]:
@@ -222,15 +199,18 @@ def iterate_choices(
 ) -> Iterator[ChoiceExample]:
     """Yield the examples one by one, in file order.
 
-    A table has columns, JSONL has keys, as `form_of_columns` finds them, unless the format says otherwise. A label is a
-    number from 0 or a letter from A. Raises DataError, with file and line, for missing columns and for a row that
-    breaks a rule, unless `options.on_bad_rows` is "skip", which counts it; ConfigError for the format of another kind.
+    Unless the format says otherwise, the columns of a table or the keys of JSONL are found by name: the choices as
+    ending0, choice_1, answerA, or a list, the others as `tables.choose_names` does. A label is a number from 0 or a
+    letter from A. Raises DataError, with file and line, for missing or repeated columns and for a row that breaks a
+    rule, unless `options.on_bad_rows` is "skip", which counts it; ConfigError for the format of another kind and for
+    columns used twice.
     """
     path = Path(path)
     row = None if options.format is None else catalog_row(options.format, kinds=("choice",))
     form = None if row is None or options.text_column is not None else _PUBLISHED.get(row.name)
     if form is not None and form is _race and path.is_dir():
-        rows = race_rows(path)
+        files = enumerate(race_files(path), start=1)  # the line of an article is the number of its file
+        rows = (tables.read_json_row(one, line)._replace(place=str(one.relative_to(path))) for line, one in files)
     else:
         layout = tables.layout_of(path)
         if layout == "text":
@@ -275,7 +255,13 @@ def _find_form(
             return partial(_by_columns, columns, choices, ""), tables.by_name(chain(seen, rows), names)
         rows = tables.by_name(chain(seen[:-1], rows), names)
     place = f"{path}: line {first.line}"
-    return form_of_columns(names, options, place=place, lists=lists, needs_label=needs_label), rows
+    choices = _choices(names, lists, place)
+    tables.check_single(choices, names, place)
+    others = [name for name in names if name not in choices]
+    found = tables.choose_names(others, options, _USUAL, place=place, takes_pair=None, needs_label=needs_label)
+    free = {name.lower(): name for name in reversed(others) if name not in found}
+    identifier = next((free[name] for name in _IDENTIFIERS if name in free), "")
+    return partial(_by_columns, found if needs_label else found._replace(label=None), choices, identifier), rows
 
 
 def _example(needs_label: bool, lines: dict[str, int], row: Row) -> ChoiceExample:

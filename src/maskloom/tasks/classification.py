@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -164,13 +164,12 @@ def document_task(labels: tuple[str, ...], primary: str | None, settings: Docume
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EncodedDocuments(EncodedExamples):
     """Token ids of documents, each a title and its sentences; `num_left_out` (documents,) counts unread sentences."""
 
     num_left_out: np.ndarray
-
-    _batch: ClassVar = ChoiceBatch
+    batch_type: type[ChoiceBatch] = ChoiceBatch
 
     def account(self) -> dict[str, Any]:
         """Return the number of sentences, titles included, and what was truncated or left out, as plain values."""
@@ -226,13 +225,12 @@ def label_relations(targets: np.ndarray, settings: DocumentSettings) -> dict[str
     return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EncodedChoices(EncodedExamples):
     """Token ids, one sequence per choice; `labels` (examples,) are indices of the right choices, from 0, or None."""
 
     examples: Sequence[ChoiceExample]
-
-    _batch: ClassVar = ChoiceBatch
+    batch_type: type[ChoiceBatch] = ChoiceBatch
 
     def account(self) -> dict[str, Any]:
         """Return the total number of choices and the truncation counts, as plain values."""

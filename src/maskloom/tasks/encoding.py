@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -54,13 +54,13 @@ class EncodedData(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EncodedExamples(EncodedData):
     """Token ids of all examples, concatenated: sequence i is `token_ids[offsets[i]:offsets[i + 1]]`.
 
     Example e, which is one unit, has the sequences from `first[e]` up to `first[e + 1]`: a single one, or one per
-    choice. `labels` is the result of `encode_labels`. Truncation to `max_length` removed `num_truncated_tokens` tokens
-    from `num_truncated_examples` examples.
+    choice; `batch_type` is the batch that they form. `labels` is the result of `encode_labels`. Truncation to
+    `max_length` removed `num_truncated_tokens` tokens from `num_truncated_examples` examples.
     """
 
     token_ids: np.ndarray
@@ -71,8 +71,7 @@ class EncodedExamples(EncodedData):
     max_length: int
     num_truncated_examples: int
     num_truncated_tokens: int
-
-    _batch: ClassVar[type[ClassificationBatch | ChoiceBatch]] = ClassificationBatch
+    batch_type: type[ClassificationBatch | ChoiceBatch] = ClassificationBatch
 
     @property
     def lengths(self) -> np.ndarray:
@@ -87,13 +86,13 @@ class EncodedExamples(EncodedData):
         first, end = self.first[indices], self.first[indices + 1]
         places = ranges(self.offsets[first], self.offsets[end] - self.offsets[first])
         sequences = ranges(first, end - first)
-        return self._batch(
+        return self.batch_type(
             token_ids=self.token_ids[places].astype(np.int64),
             segment_ids=self.segment_ids[places].astype(np.int64),
             lengths=self.offsets[sequences + 1] - self.offsets[sequences],
             labels=None if self.labels is None else self.labels[indices],
             indices=np.asarray(indices, dtype=np.int64),
-            **({"num_choices": end - first} if issubclass(self._batch, ChoiceBatch) else {}),
+            **({"num_choices": end - first} if issubclass(self.batch_type, ChoiceBatch) else {}),
         )
 
     def notes(self, path: Path) -> list[str]:
@@ -115,22 +114,15 @@ class EncodedExamples(EncodedData):
         }
 
 
-@dataclass(frozen=True)
-class EncodedBothOrders(EncodedExamples):
-    """Token ids of pairs of texts, each in both orders."""
-
-    _batch: ClassVar = BothOrdersBatch
-
-
 def encode_both_orders(
     examples: Sequence[Example], tokenizer: Tokenizer, *, max_length: int, labels: np.ndarray | None = None
-) -> EncodedBothOrders:
+) -> EncodedExamples:
     """Encode pairs in order, as A B and as B A (Radford et al. 2018, 3.3); raises DataError for a single text."""
     if alone := [example.line for example in examples if example.pair is None]:
         raise DataError(f"line {alone[0]}: only one text; pair.both_orders = true needs pairs of texts")
     texts = (pair for e in examples for pair in ((e.text, e.pair), (e.pair or "", e.text)))
-    first = 2 * np.arange(len(examples) + 1)
-    return EncodedBothOrders(**encoded_texts(texts, first, tokenizer, max_length), labels=labels)
+    fields = encoded_texts(texts, 2 * np.arange(len(examples) + 1), tokenizer, max_length)
+    return EncodedExamples(**fields, labels=labels, batch_type=BothOrdersBatch)
 
 
 def encode_examples(

@@ -372,7 +372,9 @@ def choose_names(
     """
     lower = {name.lower(): name for name in reversed(names)}
     given_label = options.label_column if needs_label or options.label_column in names else None
-    check_given((options.text_column, options.pair_column, given_label), names, place)
+    for wanted in (options.text_column, options.pair_column, given_label):
+        if wanted is not None and wanted not in names:
+            raise DataError(f"{place}: there is no column {wanted!r:.80}; the columns are {listed(names)}")
     label = given_label or next((lower[name] for name in usual.labels if name in lower), None)
     if not needs_label and label in (options.text_column, options.pair_column):
         label = None
@@ -398,13 +400,6 @@ def choose_names(
         raise no_column(f"{usual.noun} column", usual.labels, names, place, "--label-column")
     check_single([name for name in (text, pair, label) if name is not None], names, place)
     return Columns(text, pair, label)
-
-
-def check_given(given: Iterable[str | None], names: Sequence[str], place: str) -> None:
-    """Raise DataError if a given column does not exist."""
-    for wanted in given:
-        if wanted is not None and wanted not in names:
-            raise DataError(f"{place}: there is no column {wanted!r:.80}; the columns are {listed(names)}")
 
 
 def check_single(chosen: Sequence[str], names: Sequence[str], place: str) -> None:

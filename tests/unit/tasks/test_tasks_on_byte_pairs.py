@@ -64,7 +64,7 @@ def in_a_text(tokenizer: Tokenizer, words: str) -> list[int]:
 
 
 def test_a_window_is_a_pair_by_the_template(tokenizer: Tokenizer) -> None:
-    encoded = encode_questions([question("river")], tokenizer, max_length=100)
+    encoded = encode_questions([question("river")], tokenizer, SpanSettings(), max_length=100)
     batch, template = encoded.batch(np.array([0])), tokenizer.template
     ids = [*tokenizer.token_ids(QUESTION), *template.middle, *in_a_text(tokenizer, CONTEXT)]
     assert batch.token_ids.tolist() == [*template.begin, *ids, *template.end]
@@ -74,7 +74,7 @@ def test_a_window_is_a_pair_by_the_template(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("answer", ["lower", "The", "1895", "lower river", "was low", "1895-1943", CONTEXT])
 def test_labels_and_answers_are_the_characters_of_the_answer(tokenizer: Tokenizer, answer: str) -> None:
-    encoded = encode_questions([question(answer)], tokenizer, max_length=100)
+    encoded = encode_questions([question(answer)], tokenizer, SpanSettings(), max_length=100)
     assert encoded.labels is not None
     outputs = np.zeros((int(encoded.lengths[0]), 2), dtype=np.float32)
     outputs[encoded.labels[0], [0, 1]] = 9.0
@@ -90,7 +90,7 @@ def test_labels_and_answers_are_the_characters_of_the_answer(tokenizer: Tokenize
 
 def test_no_answer_is_the_token_that_has_read_all(tokenizer: Tokenizer) -> None:
     max_length = len(tokenizer.token_ids(QUESTION)) + 3 + 6
-    encoded = encode_questions([question()], tokenizer, max_length=max_length, stride=5)
+    encoded = encode_questions([question()], tokenizer, SpanSettings(stride=5), max_length=max_length)
     assert len(encoded) > 1
     assert encoded.labels is not None
     assert encoded.labels.tolist() == [[length - 1] * 2 for length in encoded.lengths.tolist()]
@@ -106,15 +106,15 @@ def test_no_answer_is_the_token_that_has_read_all(tokenizer: Tokenizer) -> None:
 def test_a_question_leaves_room_beside_the_marks(tokenizer: Tokenizer) -> None:
     size = len(tokenizer.token_ids(QUESTION))
     with pytest.raises(ConfigError, match=f"a question of {size} pieces and 3 special tokens leave no room"):
-        encode_questions([question()], tokenizer, max_length=size + 3)
-    assert encode_questions([question()], tokenizer, max_length=size + 4).lengths.max() == size + 4
+        encode_questions([question()], tokenizer, SpanSettings(), max_length=size + 3)
+    assert encode_questions([question()], tokenizer, SpanSettings(), max_length=size + 4).lengths.max() == size + 4
 
 
 def test_a_tokenizer_without_marks_takes_no_questions() -> None:
     bare = of_bytes()
     bare = BytePairTokenizer(Vocabulary(bare.vocabulary.tokens, SpecialTokens(), prefix=""), (), lowercase=False)
     with pytest.raises(ConfigError, match="cannot encode pairs"):
-        encode_questions([question()], bare, max_length=100)
+        encode_questions([question()], bare, SpanSettings(), max_length=100)
     data = encode_sentences([sentence("low")], bare, max_length=10, labels=("O",))
     assert data.batch(np.array([0])).token_ids.tolist() == bare.token_ids(" low")
 

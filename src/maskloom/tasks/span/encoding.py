@@ -13,6 +13,7 @@ import numpy as np
 
 from maskloom.data.batch import ClassificationBatch, ranges
 from maskloom.errors import ConfigError, amount
+from maskloom.tasks.settings import SpanSection
 from maskloom.tasks.span.reading import Question
 from maskloom.text.tokenizer import Tokenizer
 
@@ -72,10 +73,10 @@ class EncodedQuestions:
     """Questions split into windows; a unit is a window, and the windows of a question are consecutive and in order.
 
     Question i is about `contexts[i]`, which questions may share, and has the ids `question_ids[i]`, truncated to the
-    maximum length. `window_question`, `window_start` and `window_length` (windows,) give the question of each window
-    and the pieces of the context that it contains; `first_window` (questions + 1,) gives the first window of each
-    question. `labels` (windows, 2) are the positions of the answer's first and last token in the window, or twice the
-    window's null position if the answer is not entirely inside; None if the answers of any question are unknown.
+    maximum length. `windows` are as returned by `plan_windows`; `first_window` (questions + 1,) gives the first window
+    of each question. `labels` (windows, 2) are the positions of the answer's first and last token in the window, or
+    twice the window's null position if the answer is not entirely inside; None if the answers of any question are
+    unknown.
     `unaligned` are the ids of questions whose answer cannot be found among the words: left out for training, else
     given null positions.
     """
@@ -83,9 +84,7 @@ class EncodedQuestions:
     questions: list[Question]
     contexts: list[EncodedContext]
     question_ids: list[np.ndarray]
-    window_question: np.ndarray
-    window_start: np.ndarray
-    window_length: np.ndarray
+    windows: np.ndarray
     first_window: np.ndarray
     labels: np.ndarray | None
     max_length: int
@@ -98,7 +97,7 @@ class EncodedQuestions:
     @property
     def lengths(self) -> np.ndarray:
         """Number of tokens of each window, special tokens included."""
-        return self.context_places + self.window_length + len(self.tokenizer.template.end)
+        return self.context_places + self.windows[:, 2] + len(self.tokenizer.template.end)
 
     @property
     def null_places(self) -> np.ndarray:
@@ -108,7 +107,7 @@ class EncodedQuestions:
     @property
     def context_places(self) -> np.ndarray:
         """Position in each window, (windows,), where its part of the context begins."""
-        return self.tokenizer.template.second_places(self.question_lengths[self.window_question])
+        return self.tokenizer.template.second_places(self.question_lengths[self.windows[:, 0]])
 
     @property
     def num_examples(self) -> int:
@@ -116,7 +115,7 @@ class EncodedQuestions:
         return len(self.questions)
 
     def __len__(self) -> int:
-        return len(self.window_question)
+        return len(self.windows)
 
     @cached_property
     def question_lengths(self) -> np.ndarray:
@@ -129,24 +128,21 @@ class EncodedQuestions:
         while first < self.num_examples:
             limit = int(self.first_window[first]) + max_windows
             last = max(int(np.searchsorted(self.first_window, limit, side="right")) - 1, first + 1)
-            windows = slice(int(self.first_window[first]), int(self.first_window[last]))
+            within = slice(int(self.first_window[first]), int(self.first_window[last]))
             yield replace(
                 self,
                 questions=self.questions[first:last],
                 contexts=self.contexts[first:last],
                 question_ids=self.question_ids[first:last],
-                window_question=self.window_question[windows] - first,
-                window_start=self.window_start[windows],
-                window_length=self.window_length[windows],
+                windows=self.windows[within] - [first, 0, 0],
                 first_window=self.first_window[first : last + 1] - self.first_window[first],
-                labels=None if self.labels is None else self.labels[windows],
+                labels=None if self.labels is None else self.labels[within],
             )
             first = last
 
     def batch(self, indices: np.ndarray) -> ClassificationBatch:
         """Return the windows at these indices, packed in this order; their ids are assembled here."""
-        columns = (self.window_question, self.window_start, self.window_length)
-        numbers, starts, sizes = (column[indices] for column in columns)
+        numbers, starts, sizes = self.windows[indices].T
         frames = self.tokenizer.template.frames(self.question_lengths[numbers], sizes)
         rows = (column.tolist() for column in (numbers, starts, sizes, frames.first, frames.second))
         for number, start, size, first, second in zip(*rows, strict=True):
@@ -194,27 +190,27 @@ class EncodedQuestions:
 def encode_questions(
     questions: Sequence[Question],
     tokenizer: Tokenizer,
+    settings: SpanSection,
     *,
-    max_length: int = 384,
-    stride: int = 128,
-    max_question_length: int = 64,
+    max_length: int,
     for_training: bool = False,
 ) -> EncodedQuestions:
-    """Encode questions in windows of at most `max_length` tokens that start `stride` pieces apart.
+    """Encode questions in windows of at most `max_length` tokens that start `settings.stride` pieces apart.
 
-    Questions are truncated to `max_question_length` pieces. Each distinct context is tokenised once. Labels are for the
-    first answer; for training, questions whose answer cannot be aligned are left out and listed. Raises ConfigError if
-    a question leaves no room for its context.
+    Questions are truncated to `settings.max_question_length` pieces. Each distinct context is tokenised once. Labels
+    are for the first answer; for training, questions whose answer cannot be aligned are left out and listed. Raises
+    ConfigError if a question leaves no room for its context.
     """
+    most = settings.max_question_length
     known: dict[str, np.ndarray] = {}
     texts = dict.fromkeys(question.context for question in questions)
-    encoded = {text: _encode_context(text, tokenizer, known) for text in texts}
-    spans = [_answer_span(question, encoded[question.context], tokenizer) for question in questions]
+    contexts = {text: _encode_context(text, tokenizer, known) for text in texts}
+    spans = [_answer_span(question, contexts[question.context], tokenizer) for question in questions]
     unaligned = [question.id for question, span in zip(questions, spans, strict=True) if span == _UNALIGNED]
     kept = [number for number, span in enumerate(spans) if not (for_training and span == _UNALIGNED)]
     all_ids = tokenizer.token_ids_batch([questions[number].question for number in kept])
-    question_ids = [np.asarray(ids[:max_question_length], dtype=np.int32) for ids in all_ids]
-    num_marks, contexts = tokenizer.template.num_marks(2), [encoded[questions[number].context] for number in kept]
+    question_ids = [np.asarray(ids[:most], dtype=np.int32) for ids in all_ids]
+    num_marks, own = tokenizer.template.num_marks(2), [contexts[questions[number].context] for number in kept]
     longest = max(map(len, question_ids), default=0)
     if longest + num_marks >= max_length:
         raise ConfigError(
@@ -222,27 +218,25 @@ def encode_questions(
             "for the context; raise data.max_length or lower span.max_question_length"
         )
     capacities = np.array([max_length - num_marks - len(ids) for ids in question_ids], dtype=np.int64)
-    num_pieces = np.array([len(context.pieces) for context in contexts], dtype=np.int64)
-    window_question, window_start, window_length = plan_windows(num_pieces, capacities, stride)
-    windows = EncodedQuestions(
+    num_pieces = np.array([len(context.pieces) for context in own], dtype=np.int64)
+    windows = plan_windows(num_pieces, capacities, settings.stride)
+    encoded = EncodedQuestions(
         questions=[questions[number] for number in kept],
-        contexts=contexts,
+        contexts=own,
         question_ids=question_ids,
-        window_question=window_question,
-        window_start=window_start,
-        window_length=window_length,
-        first_window=np.searchsorted(window_question, np.arange(len(kept) + 1)),
+        windows=windows,
+        first_window=np.searchsorted(windows[:, 0], np.arange(len(kept) + 1)),
         labels=None,
         max_length=max_length,
-        stride=stride,
+        stride=settings.stride,
         tokenizer=tokenizer,
         unaligned=unaligned,
         is_for_training=for_training,
-        num_cut_questions=sum(len(ids) > max_question_length for ids in all_ids),
+        num_cut_questions=sum(len(ids) > most for ids in all_ids),
     )
     if any(span is None for span in spans):
-        return windows
-    return replace(windows, labels=_labels(windows, np.array(spans, dtype=np.int64).reshape(-1, 2)[kept]))
+        return encoded
+    return replace(encoded, labels=_labels(encoded, np.array(spans, dtype=np.int64).reshape(-1, 2)[kept]))
 
 
 def _encode_context(text: str, tokenizer: Tokenizer, known: dict[str, np.ndarray]) -> EncodedContext:
@@ -287,16 +281,15 @@ def _answer_span(question: Question, context: EncodedContext, tokenizer: Tokeniz
 
 def _labels(encoded: EncodedQuestions, spans: np.ndarray) -> np.ndarray:
     """Return the answer positions in each window, (windows, 2); null positions unless the answer is entirely inside."""
-    starts, spans = encoded.window_start, spans[encoded.window_question]
-    is_inside = (spans[:, 0] >= starts) & (spans[:, 1] < starts + encoded.window_length)
+    questions, starts, lengths = encoded.windows.T
+    spans = spans[questions]
+    is_inside = (spans[:, 0] >= starts) & (spans[:, 1] < starts + lengths)
     places = spans + (encoded.context_places - starts)[:, None]
     return np.where(is_inside[:, None], places, encoded.null_places[:, None])
 
 
-def plan_windows(
-    num_pieces: np.ndarray, capacities: np.ndarray, stride: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the question, start and length of every window, (windows,) int64; all lengths are in pieces.
+def plan_windows(num_pieces: np.ndarray, capacities: np.ndarray, stride: int) -> np.ndarray:
+    """Return windows (windows, 3) int64: question, start and length; all lengths are in pieces.
 
     Each window starts min(capacity, stride) pieces after the previous one; the first to reach the end is the last. A
     context without pieces has one empty window.
@@ -305,7 +298,7 @@ def plan_windows(
     counts = 1 + np.maximum(-(-(num_pieces - capacities) // steps), 0)
     questions = np.repeat(np.arange(len(counts)), counts)
     starts = ranges(0, counts) * steps[questions]
-    return questions, starts, np.minimum(num_pieces[questions] - starts, capacities[questions])
+    return np.stack([questions, starts, np.minimum(num_pieces[questions] - starts, capacities[questions])], axis=1)
 
 
 def is_max_context(

@@ -123,9 +123,8 @@ class _Decoder:
         encoded = self.encoded
         order = np.argsort(-logits, axis=1, kind="stable")[:, : self.settings.num_best]
         starts, ends = order[:, :, 0], order[:, :, 1]
-        questions, offsets = encoded.window_question, encoded.context_places
-        shifts = encoded.window_start - offsets
-        context_ends = offsets + encoded.window_length
+        (questions, places, lengths), offsets = encoded.windows.T, encoded.context_places
+        shifts, context_ends = places - offsets, offsets + lengths
         starts_count = (starts >= offsets[:, None]) & (starts < context_ends[:, None])
         row, column = np.nonzero(starts_count)
         num_pieces = np.array([len(context.pieces) for context in encoded.contexts])
@@ -245,14 +244,7 @@ def span_task(labels: tuple[str, ...], primary: str | None, settings: SpanSettin
 def _encode(
     settings: SpanSettings, data: ReadExamples, tokenizer: Tokenizer, max_length: int, *, for_training: bool = False
 ) -> EncodedQuestions:
-    encoded = encode_questions(
-        data.examples,
-        tokenizer,
-        max_length=max_length,
-        stride=settings.stride,
-        max_question_length=settings.max_question_length,
-        for_training=for_training,
-    )
+    encoded = encode_questions(data.examples, tokenizer, settings, max_length=max_length, for_training=for_training)
     if not encoded.questions:
         raise DataError(f"{data.report.path}: no answer can be aligned with the words of its context")
     return encoded

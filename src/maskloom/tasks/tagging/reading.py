@@ -229,10 +229,8 @@ def find_scheme(path: str | Path, options: ReadingOptions | None = None, names: 
     """
     path, options = Path(path), options or ReadingOptions()
     forms = FormFinder(path, allows_both=options.on_bad_rows == "skip")
-    layout = layout_of_sentences(path, options)
-    for found in _find_sentences(
-        path, layout, options, blank_spans, partial(_names_of, _by_id(names), []), needs_label=True
-    ):
+    layout, name = layout_of_sentences(path, options), partial(_names_of, _by_id(names), [])
+    for found in _find_sentences(path, layout, options, blank_spans, name, needs_label=True):
         if isinstance(found, TaggedSentence):
             forms.add(found.tags or (), found.line_of)
     return forms.form()

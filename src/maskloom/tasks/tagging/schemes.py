@@ -26,11 +26,10 @@ TRAINED_SCHEME: Scheme = "iob2"
 UNKNOWN_FORM = "unknown form of tag"
 ENTITY_RULE = "neither O nor a prefix (B, I, E, S, L, U) with a hyphen and a type"
 
-# In the order in which they are tried: if two fit equally well, the first means the same as the other.
-SCHEMES: tuple[Scheme, ...] = ("iob2", "iob1", "bioes", "bilou", "io")
-# The prefixes of the first, inner and last word of an entity, and of a single-word entity.
-_PLACES: dict[Scheme, str] = {"iob2": "BIIB", "iob1": "BIIB", "bioes": "BIES", "bilou": "BILU", "io": "IIII"}
-_PREFIXES: dict[Scheme, str] = {scheme: "".join(dict.fromkeys(places)) for scheme, places in _PLACES.items()}
+# The prefixes of the first, inner and last word of an entity, and of a single-word entity. Schemes are tried in this
+# order: if two fit equally well, the first means the same as the other.
+SCHEMES: dict[Scheme, str] = {"iob2": "BIIB", "iob1": "BIIB", "bioes": "BIES", "bilou": "BILU", "io": "IIII"}
+_PREFIXES: dict[Scheme, str] = {scheme: "".join(dict.fromkeys(places)) for scheme, places in SCHEMES.items()}
 
 
 class FormFinder:
@@ -92,7 +91,7 @@ def tags_of(entities: Iterable[Entity], num_words: int, scheme: Scheme) -> list[
     tags = ["O"] * num_words
     previous = Entity("", 0, 0)
     for entity in entities:
-        first, inside, last, single = _PLACES[scheme]
+        first, inside, last, single = SCHEMES[scheme]
         if scheme == "iob1":
             touches = entity.type == previous.type and entity.start == previous.end and previous.end > 0
             first = single = "B" if touches else "I"

@@ -20,8 +20,9 @@ def tokenizer():
     return WordPieceTokenizer(Vocabulary(TOKENS))
 
 
-def encode(tokenizer, context, **options):
-    return encode_questions([Question("q", "who?", context, None, 1)], tokenizer, **{"max_length": 30, **options})
+def encode(tokenizer, context, max_length=30, **settings):
+    questions = [Question("q", "who?", context, None, 1)]
+    return encode_questions(questions, tokenizer, SpanSettings(**settings), max_length=max_length)
 
 
 def logits(encoded, window, **places):
@@ -92,7 +93,7 @@ def test_only_spans_in_the_context_that_are_not_too_long_qualify(tokenizer):
 
 def test_a_start_counts_only_in_the_window_that_shows_it_best(tokenizer):
     encoded = encode(tokenizer, "x y z a b the s cafe steve", max_length=10, stride=2)
-    assert encoded.window_start.tolist() == [0, 2, 4]
+    assert encoded.windows[:, 1].tolist() == [0, 2, 4]
     # z is the third of x y z a b, and the first of z a b the s
     outputs = [logits(encoded, 0), logits(encoded, 1, s4=9, e4=9), logits(encoded, 2)]
     assert next(decode_answers(encoded, outputs)).text != "z"
@@ -161,7 +162,7 @@ def test_any_number_of_windows_at_a_time_gives_the_same(tokenizer, monkeypatch):
     draw = np.random.default_rng(5)
     contexts = [" ".join(draw.choice(TOKENS[7:14], size)) for size in draw.integers(1, 60, 30)]
     questions = [Question(str(number), "who?", text, None, number) for number, text in enumerate(contexts)]
-    encoded = encode_questions(questions, tokenizer, max_length=14, stride=3)
+    encoded = encode_questions(questions, tokenizer, SpanSettings(stride=3), max_length=14)
     outputs = [draw.normal(0, 2, (length, 2)).astype(np.float32) for length in encoded.lengths]
     whole = list(decode_answers(encoded, outputs, V2))
     monkeypatch.setattr("maskloom.tasks.span.task._WINDOWS_AT_ONCE", 1)
