@@ -141,9 +141,11 @@ def embed(
     page, written, precision = {}, {}, "bf16" if bf16 else "auto"
     one = None if int8 else _opened(model, max_length=max_length, precision=precision)  # the page needs floats
     if report is not None:
+        from maskloom.inference import Predictor
         from maskloom.runs.report.generation import attention_report
 
-        page = attention_report(model, input_file, report, reading=reading, max_length=max_length, predictor=one)
+        read = one or Predictor.load(model, max_length=max_length)
+        page = attention_report(read, model, input_file, report, reading)
     if output is not None:
         predictor = one or _opened(model, max_length=max_length, int8=True)
         how = {"reading": reading, "pooling": pooling, "normalize": normalize, "progress": terminal_progress()}
@@ -284,8 +286,7 @@ def generate(
     if report is not None:
         from maskloom.runs.report.generation import generation_report
 
-        texts, how = input_file or [prompt or ""], {"reading": reading, "predictor": predictor}
-        page, found = generation_report(model, texts, report, given, **how)
+        page, found = generation_report(predictor, model, input_file or [prompt or ""], report, given, reading)
     elif input_file is None:
         found = [{predictor.input_name: prompt, **predictor.generate([prompt or ""], **given)[0]}]
         found[0] |= predictor.truncation if predictor.num_truncated else {}
