@@ -223,20 +223,20 @@ def _width(name: str, most: int = _MAX_NAME, letter: float = 8) -> float:
     return sum(letter + 7 * (east_asian_width(one) in "WF") for one in _cut(name, most))
 
 
-def scatter_chart(dots: Sequence[tuple[str, float, float, str]], *, name: str) -> str:
-    """Return dots (name, x, y, CSS class) on two axes of the same scale, each labelled where no earlier label is.
+def scatter_chart(dots: Sequence[tuple[str, float, float]], *, name: str) -> str:
+    """Return dots (name, x, y) on two axes of the same scale, each labelled where no earlier label is.
 
     A dot without room for a label has its name only as a title.
     """
-    _, xs, ys, _ = zip(*dots, strict=True)
+    _, xs, ys = zip(*dots, strict=True)
     left, top = min(xs), max(ys)
     width, height = max(max(xs) - left, 1e-12), max(top - min(ys), 1e-12)
     scale = min((_WIDTH - 2 * _RIGHT) / width, 2 * _WIDTH / height)
     places = [(_RIGHT + scale * (x - left), 2 * _TOP + scale * (top - y)) for x, y in zip(xs, ys, strict=True)]
     bottom = max(y for _, y in places) + 2 * _TOP
     parts, taken = list[str](), list[tuple[float, float, float]]()
-    for (word, *_, style), (x, y) in zip(dots, places, strict=True):
-        title, length = f"<title>{escape(word)}</title>", _width(word)
+    for number, ((word, *_), (x, y)) in enumerate(zip(dots, places, strict=True)):
+        title, length, style = f"<title>{escape(word)}</title>", _width(word), colour(number)
         parts.append(f'<circle class="dot {style}" cx="{x:.1f}" cy="{y:.1f}" r="4">{title}</circle>')
         right, left, middle = x + 7, x - 7 - length, x - length / 2
         sides = ((start, base) for base in (y - 8, y + 17) for start in (middle, right, left))

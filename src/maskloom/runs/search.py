@@ -150,9 +150,7 @@ def _run_trials(setup: _Search, plan: dict[str, Any], space: Space) -> list[dict
     records: list[dict[str, Any]] = []
     for number in range(1, total + 1):
         if plan["method"] == "optuna" and len(plan["trials"]) < number:
-            tried = [
-                (trial["settings"], record["score"]) for trial, record in zip(plan["trials"], records, strict=True)
-            ]
+            tried = [(record["settings"], record["score"]) for record in records]
             first = plan["trials"][-1]["proposal"] + 1 if tried else 0
             asked = next_proposal(space, setup.recipe.seed, tried, first)
             if asked is None:

@@ -153,7 +153,7 @@ def test_names_stay_within_the_chart() -> None:
 
 
 def test_names_of_dots_do_not_overlap_and_the_first_ones_stand() -> None:
-    dots = [(f"word {number}", number % 7 / 50, number % 5 / 50, "c0") for number in range(40)] + [("far", 1, 1, "c1")]
+    dots = [(f"word {number}", number % 7 / 50, number % 5 / 50) for number in range(40)] + [("far", 1, 1)]
     tree = ElementTree.fromstring(scatter_chart(dots, name="a"))
     named = [(e.text, float(e.attrib["x"]), float(e.attrib["y"])) for e in tree.iter("text")]
     assert named[0][0] == "word 0"

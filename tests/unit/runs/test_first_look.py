@@ -84,9 +84,8 @@ def test_questions_and_their_text_are_looked_at(model: Path, tmp_path: Path) -> 
             look_at_questions([model], path, ["q"])
     with pytest.raises(DataError, match="there is no such folder"):
         look_at_questions([model, tmp_path / "absent"], text, ["q"])
-    for questions, message in (([], "no question"), (["q", " "], "question 2 is empty")):
-        with pytest.raises(ConfigError, match=message):
-            look_at_questions([model], text, questions)
+    with pytest.raises(ConfigError, match="question 2 is empty"):
+        look_at_questions([model], text, ["q", " "])
 
 
 def test_a_text_that_is_too_large_is_not_called_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
