@@ -77,7 +77,7 @@ def export(run: Path, out: Path, *, step: int | None = None, stage: str | None =
         _export_pretraining(checkpoint, out, recipe, content, scores)
     else:
         _export_finetuning(checkpoint, run, out, recipe, content, scores)
-    return _result(stage, step, scores, out, refused)
+    return {"stage": stage, "step": step, "scores": scores, "skipped": refused, "model": str(out)}
 
 
 def describe_vectors(folder: Path, pooling: PoolingMode, *, normalize: bool = False) -> None:
@@ -139,7 +139,7 @@ def _chosen(
 def _copy_of(model: Path, out: Path) -> dict[str, Any]:
     with replacing_folder(out) as folder:
         copy_files(model, folder)
-    return _result("finished", None, {}, out, [])
+    return {"stage": "finished", "step": None, "scores": {}, "skipped": [], "model": str(out)}
 
 
 def _export_pretraining(
@@ -181,10 +181,6 @@ def _place(content: dict[str, Any], name: str) -> Path | None:
     if not Path(place).is_dir():
         raise DataError(f"{place}: the run's {name} no longer exists; the export needs its vocabulary or configuration")
     return Path(place)
-
-
-def _result(stage: str, step: int | None, scores: dict[str, float], out: Path, refused: list[str]) -> dict[str, Any]:
-    return {"stage": stage, "step": step, "scores": scores, "skipped": refused, "model": str(out)}
 
 
 ONNX_FILE = "model.onnx"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -192,12 +191,6 @@ def check_predictions(source: Path, target: Path, kind: TaskKind | None, *, csv_
             f"{target}: {kind.name} predictions have several values per row, which a .csv cannot hold; write .jsonl"
         )
     return suffix
-
-
-def check_onnx() -> None:
-    """Raise ConfigError unless the packages of the extra "onnx" are installed."""
-    if any(find_spec(name) is None for name in ("onnx", "onnxscript")):
-        raise ConfigError("--onnx needs onnx and onnxscript: pip install 'maskloom[onnx]'")
 
 
 def check_page(page: Path, flag: str, source: Path | None = None) -> None:
