@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def evaluate(
     progress.say(f"device: {describe_device(predictor.device)}")
     task = predictor.required_task()
     source = reading_for(predictor, data, reading, needs_label=True)
-    account: dict[str, Any] = {}
+    account = Counter[str]()
     calibration = None if task.scored_logits is None else CalibrationMetric(temperature=task.settings.temperature)
 
     def outputs_of(piece: EncodedData) -> ModelOutputs:
@@ -69,15 +70,13 @@ def evaluate(
 
 
 def _pieces(
-    source: FileReading, predictor: Predictor | Ensemble, account: dict[str, Any], progress: Progress
+    source: FileReading, predictor: Predictor | Ensemble, account: Counter[str], progress: Progress
 ) -> Iterator[EncodedData]:
     """Yield the examples of a file in encoded pieces, adding up their counts in `account`."""
     progress.begin("evaluating", source.count())
     for piece in source.shown_pieces(_PIECE, progress):
         encoded = predictor.encoded(ReadExamples(piece, source.report))
-        for name, value in encoded.account().items():
-            if name.startswith("num_"):
-                account[name] = account.get(name, 0) + value
+        account.update({name: value for name, value in encoded.account().items() if name.startswith("num_")})
         yield encoded
 
 

@@ -52,6 +52,7 @@ def predict(
     is written to directly. `csv_safe` puts an apostrophe before .csv cells that a spreadsheet would evaluate as a
     formula. Raises ConfigError for a model without a task head, DataError for a wrong file or one without a usable row.
     """
+    check_place(source, target)
     predictor = open_models(model, average=average, max_length=max_length)
     progress.say(f"device: {describe_device(predictor.device)}")
     task = predictor.required_task()
@@ -186,6 +187,7 @@ def generate(
     ConfigError or DataError for a model that cannot do this, a wrong file, and, unless bad rows are skipped, a text,
     named by its line, that is empty, has no blank to fill, or is too long.
     """
+    check_place(source, target, ".jsonl")
     settings = fills or predictor.generation().changed(given)
     rows = reading_of_prompts(predictor, source, reading, settings, fills=fills is not None)
     progress.begin("filling" if fills else "generating", rows.count())
