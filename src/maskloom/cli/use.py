@@ -112,8 +112,7 @@ def embed(
         bool, typer.Option("--int8", help="Compute in 8-bit integers: faster, with vectors close to fp32.")
     ] = False,
     bf16: Annotated[
-        bool,
-        typer.Option("--bf16", help="Compute in bf16: faster on a CPU that has it, closer to fp32 than --int8."),
+        bool, typer.Option("--bf16", help="Compute in bf16: faster on a CPU that has it, closer to fp32 than --int8.")
     ] = False,
     max_length: MaxLength = None,
     device: Device = None,
@@ -134,18 +133,17 @@ def embed(
     if report is not None:
         check_page(report, "--report", input_file)
     look_at_texts(model, input_file, reading)
-    from maskloom.runs.predict import embed as run  # heavy, so wrong data is rejected first
+    from maskloom.inference import Predictor  # heavy, so wrong data is rejected first
+    from maskloom.runs.predict import embed as run
     from maskloom.runs.task_summaries import written_lines
     from maskloom.system.devices import half_type
 
     page, written, precision = {}, {}, "bf16" if bf16 else "auto"
     one = None if int8 else _opened(model, max_length=max_length, precision=precision)  # the page needs floats
     if report is not None:
-        from maskloom.inference import Predictor
         from maskloom.runs.report.generation import attention_report
 
-        read = one or Predictor.load(model, max_length=max_length)
-        page = attention_report(read, model, input_file, report, reading)
+        page = attention_report(one or Predictor.load(model, max_length=max_length), model, input_file, report, reading)
     if output is not None:
         predictor = one or _opened(model, max_length=max_length, int8=True)
         how = {"reading": reading, "pooling": pooling, "normalize": normalize, "progress": terminal_progress()}
