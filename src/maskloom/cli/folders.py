@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from maskloom.cli.options import Device, Out, Resume, below_no_file, refuse, show
+from maskloom.errors import ConfigError
 from maskloom.rows import PoolingMode
 from maskloom.runs.display import terminal_progress
 
@@ -57,10 +59,8 @@ def export(
     """Create a model folder from a checkpoint, even if the run is still running or ended early."""
     if for_vectors is None:
         refuse("it needs --for-vectors", "normalize")
-    if onnx:
-        from maskloom.runs.first_look import check_onnx
-
-        check_onnx()
+    if onnx and any(find_spec(name) is None for name in ("onnx", "onnxscript")):
+        raise ConfigError("--onnx needs onnx and onnxscript: pip install 'maskloom[onnx]'")
     from maskloom.runs.export import check_exportable, describe_vectors, write_onnx
     from maskloom.runs.export import export as make
 

@@ -112,8 +112,7 @@ def embed(
         bool, typer.Option("--int8", help="Compute in 8-bit integers: faster, with vectors close to fp32.")
     ] = False,
     bf16: Annotated[
-        bool,
-        typer.Option("--bf16", help="Compute in bf16: faster on a CPU that has it, closer to fp32 than --int8."),
+        bool, typer.Option("--bf16", help="Compute in bf16: faster on a CPU that has it, closer to fp32 than --int8.")
     ] = False,
     max_length: MaxLength = None,
     device: Device = None,
@@ -134,7 +133,8 @@ def embed(
     if report is not None:
         check_page(report, "--report", input_file)
     look_at_texts(model, input_file, reading)
-    from maskloom.runs.predict import embed as run  # heavy, so wrong data is rejected first
+    from maskloom.inference import Predictor  # heavy, so wrong data is rejected first
+    from maskloom.runs.predict import embed as run
     from maskloom.runs.task_summaries import written_lines
     from maskloom.system.devices import half_type
 
@@ -143,7 +143,7 @@ def embed(
     if report is not None:
         from maskloom.runs.report.generation import attention_report
 
-        page = attention_report(model, input_file, report, reading=reading, max_length=max_length, predictor=one)
+        page = attention_report(one or Predictor.load(model, max_length=max_length), model, input_file, report, reading)
     if output is not None:
         predictor = one or _opened(model, max_length=max_length, int8=True)
         how = {"reading": reading, "pooling": pooling, "normalize": normalize, "progress": terminal_progress()}
@@ -284,8 +284,7 @@ def generate(
     if report is not None:
         from maskloom.runs.report.generation import generation_report
 
-        texts, how = input_file or [prompt or ""], {"reading": reading, "predictor": predictor}
-        page, found = generation_report(model, texts, report, given, **how)
+        page, found = generation_report(predictor, model, input_file or [prompt or ""], report, given, reading)
     elif input_file is None:
         found = [{predictor.input_name: prompt, **predictor.generate([prompt or ""], **given)[0]}]
         found[0] |= predictor.truncation if predictor.num_truncated else {}

@@ -11,7 +11,7 @@ from typing import Any
 from maskloom.errors import amount
 from maskloom.objectives.pretraining import unigram_of
 from maskloom.reproduce.experiments import LOSS, Experiment, experiment_of
-from maskloom.runs.charts import Chart, DotRow, Line, colour, dot_chart, line_chart, write_html
+from maskloom.runs.charts import Chart, Line, colour, dot_chart, line_chart, write_html
 from maskloom.runs.run_folder import environment
 from maskloom.runs.task_summaries import markdown_of
 from maskloom.system.devices import chosen_device
@@ -248,11 +248,10 @@ def _charts(experiment: Experiment, results: Mapping[str, Any], heads: Mapping[s
             level = ("token frequencies", frequencies)
         values = {arm.name: [value / unit for value in found[arm.name]] for arm in experiment.arms if arm.name in found}
         dots = f"One dot per {'fifth of the text' if column == LOSS else 'seed'}; the stroke is their mean."
-        rows = (DotRow(arm, row, colour(number)) for number, (arm, row) in enumerate(values.items()))
         if experiment.is_curve:
             charts.append(Chart(name, _curves(experiment, values, level, name), "Thin lines: seeds; bold: their mean."))
         else:
-            charts.append(Chart(name, dot_chart([*rows], level=level, name=name, as_percent=unit == 100), dots))
+            charts.append(Chart(name, dot_chart(values, level=level, name=name, as_percent=unit == 100), dots))
     return charts
 
 

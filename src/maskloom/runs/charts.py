@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from html import escape
@@ -52,15 +52,6 @@ class Line:
     style: str
     is_faint: bool = False
     has_dots: bool = True
-
-
-@dataclass(frozen=True)
-class DotRow:
-    """A row of a dot chart: one dot per value, and a stroke at their mean."""
-
-    name: str
-    values: Sequence[float]
-    style: str
 
 
 def colour(number: int) -> str:
@@ -121,11 +112,13 @@ def line_chart(
     return _svg(parts, _HEIGHT, y_name, more=_LARGE)
 
 
-def dot_chart(rows: Sequence[DotRow], *, level: tuple[str, float], name: str, as_percent: bool = True) -> str:
-    """Return rows of dots on one scale, with a dashed line at a named `level`; `as_percent` is for fractions."""
-    values = [value for row in rows for value in row.values] + [level[1]]
+def dot_chart(
+    rows: Mapping[str, Sequence[float]], *, level: tuple[str, float], name: str, as_percent: bool = True
+) -> str:
+    """Return rows of dots, a stroke at the mean of each, and a dashed line at a `level`; percent is for fractions."""
+    values = [value for row in rows.values() for value in row] + [level[1]]
     scale = ticks(min(values), max(values))
-    left, right, row_height = _room(row.name for row in rows), _WIDTH - 80, 34
+    left, right, row_height = _room(rows), _WIDTH - 80, 34
     height = _TOP + row_height * len(rows) + 44
     bottom, place = height - 40, _axis(scale[0], scale[-1], left, right)
     parts = []
@@ -136,15 +129,15 @@ def dot_chart(rows: Sequence[DotRow], *, level: tuple[str, float], name: str, as
         x = place(level[1])
         parts.append(_stroke("level", (x, _TOP), (x, bottom)))
         parts.append(_text(x, height - 6, level[0], "middle", "level-name"))
-    for number, row in enumerate(rows):
-        y = _TOP + row_height * (number + 0.5)
-        mean = sum(row.values) / len(row.values)
-        parts.append(_text(left - 12, y + 4, _cut(row.name, _MAX_LONG_NAME), "end"))
-        parts.append(_stroke(f"mean {row.style}", (place(mean), y - 10), (place(mean), y + 10)))
+    for number, (row, dots) in enumerate(rows.items()):
+        y, style = _TOP + row_height * (number + 0.5), colour(number)
+        mean = sum(dots) / len(dots)
+        parts.append(_text(left - 12, y + 4, _cut(row, _MAX_LONG_NAME), "end"))
+        parts.append(_stroke(f"mean {style}", (place(mean), y - 10), (place(mean), y + 10)))
         parts += [
-            f'<circle class="dot {row.style}" cx="{place(value):.1f}" cy="{y}" r="5">'
-            f"<title>{escape(row.name)}: {_figure(value, as_percent, exact=True)}</title></circle>"
-            for value in row.values
+            f'<circle class="dot {style}" cx="{place(value):.1f}" cy="{y}" r="5">'
+            f"<title>{escape(row)}: {_figure(value, as_percent, exact=True)}</title></circle>"
+            for value in dots
         ]
         parts.append(_text(right + 12, y + 4, _figure(mean, as_percent, exact=True), "start", "figure"))
     return _svg(parts, height, name, more=_LARGE)
@@ -230,20 +223,20 @@ def _width(name: str, most: int = _MAX_NAME, letter: float = 8) -> float:
     return sum(letter + 7 * (east_asian_width(one) in "WF") for one in _cut(name, most))
 
 
-def scatter_chart(dots: Sequence[tuple[str, float, float, str]], *, name: str) -> str:
-    """Return dots (name, x, y, CSS class) on two axes of the same scale, each labelled where no earlier label is.
+def scatter_chart(dots: Sequence[tuple[str, float, float]], *, name: str) -> str:
+    """Return dots (name, x, y) on two axes of the same scale, each labelled where no earlier label is.
 
     A dot without room for a label has its name only as a title.
     """
-    _, xs, ys, _ = zip(*dots, strict=True)
+    _, xs, ys = zip(*dots, strict=True)
     left, top = min(xs), max(ys)
     width, height = max(max(xs) - left, 1e-12), max(top - min(ys), 1e-12)
     scale = min((_WIDTH - 2 * _RIGHT) / width, 2 * _WIDTH / height)
     places = [(_RIGHT + scale * (x - left), 2 * _TOP + scale * (top - y)) for x, y in zip(xs, ys, strict=True)]
     bottom = max(y for _, y in places) + 2 * _TOP
     parts, taken = list[str](), list[tuple[float, float, float]]()
-    for (word, *_, style), (x, y) in zip(dots, places, strict=True):
-        title, length = f"<title>{escape(word)}</title>", _width(word)
+    for number, ((word, *_), (x, y)) in enumerate(zip(dots, places, strict=True)):
+        title, length, style = f"<title>{escape(word)}</title>", _width(word), colour(number)
         parts.append(f'<circle class="dot {style}" cx="{x:.1f}" cy="{y:.1f}" r="4">{title}</circle>')
         right, left, middle = x + 7, x - 7 - length, x - length / 2
         sides = ((start, base) for base in (y - 8, y + 17) for start in (middle, right, left))

@@ -18,7 +18,7 @@ from maskloom.inference.model_folder import SETTINGS_FILE, load_tokenizer, modul
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.heads import HEADS
 from maskloom.runs.model_writing import Card, check_new_folder, hub_name, model_name, pretrained_tag, write_model_folder
-from maskloom.system.foreign_files import file_inside, read_json_object
+from maskloom.system.foreign_files import file_inside, read_object_inside
 from maskloom.text.spelled_tokenizer import SpelledTokenizer
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.tokenizer_files import holds_capitals
@@ -38,7 +38,7 @@ class _Source:
     stored: dict[str, StoredTensor]
 
 
-def convert(source: str | Path, out: str | Path, *, lowercase: bool | None = None) -> dict[str, Any]:
+def convert(source: Path, out: Path, *, lowercase: bool | None = None) -> dict[str, Any]:
     """Create a model folder from published weights and return what was mapped, dropped and made up.
 
     `source` is a folder with a configuration, a vocabulary and weights: safetensors, a TensorFlow 1 checkpoint, or
@@ -46,7 +46,6 @@ def convert(source: str | Path, out: str | Path, *, lowercase: bool | None = Non
     a folder with ELMo's options.json and HDF5 file. Raises ConfigError if `out` holds something or the tokenizer cannot
     lower-case, and DataError with everything that does not fit: tensors, vocabulary and configuration.
     """
-    source, out = Path(source), Path(out)
     check_new_folder(out)
     if (source / OPTIONS).exists():
         if lowercase:
@@ -153,7 +152,7 @@ def _case(folder: Path, config: dict[str, Any], tokenizer: Tokenizer, given: boo
     if given is not None:
         return given, "as given"
     name = folder.resolve().name
-    settings = read_json_object(path) if (path := file_inside(folder, "tokenizer_config.json")) else {}
+    settings = read_object_inside(folder, "tokenizer_config.json")
     named = re.search("uncased|cased", name, re.IGNORECASE)
     said = {
         "do_lower_case of tokenizer_config.json": settings.get("do_lower_case"),

@@ -240,8 +240,7 @@ class _Bar(Progress):
             text = _format(figures)
             while text and len(text) > self._bar.console.width - self._taken:
                 text = text.rpartition("  ")[0]
-            shown: dict[str, Any] = {"figures": text} if figures else {}
-            self._bar.update(self._task, completed=done, **shown)
+            self._bar.update(self._task, completed=done, figures=text)
 
     def say(self, message: str) -> None:
         with to_standard_error():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ _PIECE = 4096
 
 def evaluate(
     model: str | Path | Sequence[str | Path],
-    data: str | Path,
+    data: Path,
     *,
     reading: ReadingOptions | None = None,
     max_length: int | None = None,
@@ -39,12 +40,11 @@ def evaluate(
     that `predict` gives. `average` says what an ensemble averages. Raises ConfigError for a model without a task head
     or incompatible ones, DataError for a wrong file.
     """
-    path = Path(data)
     predictor = open_models(model, average=average, max_length=max_length)
     progress.say(f"device: {describe_device(predictor.device)}")
     task = predictor.required_task()
-    source = reading_for(predictor, path, reading, needs_label=True)
-    account: dict[str, Any] = {}
+    source = reading_for(predictor, data, reading, needs_label=True)
+    account = Counter[str]()
     calibration = None if task.scored_logits is None else CalibrationMetric(temperature=task.settings.temperature)
 
     def outputs_of(piece: EncodedData) -> ModelOutputs:
@@ -58,7 +58,7 @@ def evaluate(
     except (ConfigError, DataError):
         raise
     except ValueError as error:
-        raise DataError(f"{path}: {error}") from None
+        raise DataError(f"{data}: {error}") from None
     return {
         "metric": task.primary,
         **outcome.scores,
@@ -70,21 +70,19 @@ def evaluate(
 
 
 def _pieces(
-    source: FileReading, predictor: Predictor | Ensemble, account: dict[str, Any], progress: Progress
+    source: FileReading, predictor: Predictor | Ensemble, account: Counter[str], progress: Progress
 ) -> Iterator[EncodedData]:
     """Yield the examples of a file in encoded pieces, adding up their counts in `account`."""
     progress.begin("evaluating", source.count())
     for piece in source.shown_pieces(_PIECE, progress):
         encoded = predictor.encoded(ReadExamples(piece, source.report))
-        for name, value in encoded.account().items():
-            if name.startswith("num_"):
-                account[name] = account.get(name, 0) + value
+        account.update({name: value for name, value in encoded.account().items() if name.startswith("num_")})
         yield encoded
 
 
 def tune(
     model: str | Path,
-    dev: str | Path,
+    dev: Path,
     *,
     reading: ReadingOptions | None = None,
     max_length: int | None = None,
@@ -96,34 +94,30 @@ def tune(
     kept in memory. Raises ConfigError for a kind of task that has nothing to fit, DataError for a wrong file and for
     examples that determine no setting, unless the model is right on all of them.
     """
-    path = Path(dev)
     predictor = Predictor.load(model, max_length=max_length)
     progress.say(f"device: {describe_device(predictor.device)}")
     check_tunable(predictor.required_task())
-    source = reading_for(predictor, path, reading, needs_label=True)
+    source = reading_for(predictor, dev, reading, needs_label=True)
     examples = list(source.examples())
     if not examples:
-        raise DataError(f"{path}: no usable rows: {source.report.num_rows} read")
+        raise DataError(f"{dev}: no usable rows: {source.report.num_rows} read")
     encoded = predictor.encoded(ReadExamples(examples, source.report))
     result = tune_folder(model, encoded, predictor=predictor)
     if not result["settings"] and ALL_RIGHT not in result["note"]:
-        raise DataError(f"{path}: {result['note']}")
+        raise DataError(f"{dev}: {result['note']}")
     account = {**source.report.as_dict(), **encoded.account(), "max_length": predictor.max_length}
-    return {"model": str(model), "fitted_on": str(path), **result, "data": account}
+    return {"model": str(model), "fitted_on": str(dev), **result, "data": account}
 
 
 def tune_folder(folder: str | Path, encoded: EncodedData, *, predictor: Predictor | None = None) -> dict[str, Any]:
     """Fit the settings of the model in a folder on encoded examples, write them there, and return what changed.
 
     `before` are the scores without any temperature and with thresholds of 0.5. If the examples determine no temperature
-    or null threshold, `note` says why. Raises ConfigError for a kind of task that has nothing to fit, DataError
-    for examples without labels.
+    or null threshold, `note` says why. Raises ConfigError for a kind of task that has nothing to fit.
     """
     path = resolve_model_folder(folder)
     predictor = predictor or Predictor.load(path)
     task = predictor.required_task()
-    if task.targets(encoded) is None:
-        raise DataError(f"{folder}: settings are fitted on labelled examples; these have no labels")
     outputs = predictor.outputs(encoded).rows
     fitted = check_tunable(task)(encoded, outputs)
     dropped = {"temperature", "thresholds", *fitted}

@@ -29,12 +29,11 @@ from maskloom.models.model_config import ModelConfig
 from maskloom.recipe_files import load_recipe
 from maskloom.runs.finetune_restarts import heads_of as task_heads
 from maskloom.runs.finetune_restarts import start_of
-from maskloom.runs.first_look import check_onnx
 from maskloom.runs.model_writing import check_new_folder, filled, finetuning_card, pretraining_card, write_model_folder
 from maskloom.runs.pretrain import logged_metrics, start_config
 from maskloom.runs.pretraining_plan import heads_of
 from maskloom.runs.run_folder import METRICS, RECIPE, TASK, described_model, kind_of_run, run_id
-from maskloom.system.files import copy_files, numbered_folders, replacing, replacing_folder
+from maskloom.system.files import copy_files, numbered_folders, replacing_folder, write_bytes
 from maskloom.system.foreign_files import read_json_object
 from maskloom.tasks.kinds import make_task
 from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
@@ -78,7 +77,7 @@ def export(run: Path, out: Path, *, step: int | None = None, stage: str | None =
         _export_pretraining(checkpoint, out, recipe, content, scores)
     else:
         _export_finetuning(checkpoint, run, out, recipe, content, scores)
-    return _result(stage, step, scores, out, refused)
+    return {"stage": stage, "step": step, "scores": scores, "skipped": refused, "model": str(out)}
 
 
 def describe_vectors(folder: Path, pooling: PoolingMode, *, normalize: bool = False) -> None:
@@ -140,7 +139,7 @@ def _chosen(
 def _copy_of(model: Path, out: Path) -> dict[str, Any]:
     with replacing_folder(out) as folder:
         copy_files(model, folder)
-    return _result("finished", None, {}, out, [])
+    return {"stage": "finished", "step": None, "scores": {}, "skipped": [], "model": str(out)}
 
 
 def _export_pretraining(
@@ -184,12 +183,7 @@ def _place(content: dict[str, Any], name: str) -> Path | None:
     return Path(place)
 
 
-def _result(stage: str, step: int | None, scores: dict[str, float], out: Path, refused: list[str]) -> dict[str, Any]:
-    return {"stage": stage, "step": step, "scores": scores, "skipped": refused, "model": str(out)}
-
-
 ONNX_FILE = "model.onnx"
-_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def check_exportable(run: Path, pooling: PoolingMode | None, *, onnx: bool) -> None:
@@ -216,9 +210,8 @@ def write_onnx(folder: Path) -> list[str]:
     pooler_output if the folder has a pooler, and one per head: `logits` for a task head, `mlm`, `lm` and `nsp` after
     pre-training. The logits of a tagger with a conditional random field are its emissions; its transitions stay in
     model.safetensors. Raises ConfigError for BiLSTMs, models of documents and architectures that have a decoder or read
-    words by their characters, and if the extra "onnx" is not installed.
+    words by their characters.
     """
-    check_onnx()
     model, report = load_model(folder)
     _refuse_decoder(model.config, folder)
     if "bilstm_tagger" in model.heads or model.encoder.top is not None:
@@ -243,15 +236,14 @@ def write_onnx(folder: Path) -> list[str]:
                 (ids, mask, torch.zeros_like(ids)),
                 dynamo=True,
                 dynamic_shapes=(dict(sizes), dict(sizes), dict(sizes)),
-                input_names=list(_INPUTS),
+                input_names=["input_ids", "attention_mask", "token_type_ids"],
                 output_names=graph.names,
                 verbose=False,
             )
         finally:
             exporter.setLevel(level)
     assert program is not None
-    with replacing(folder / ONNX_FILE) as file:
-        file.write(program.model_proto.SerializeToString())
+    write_bytes(folder / ONNX_FILE, program.model_proto.SerializeToString())
     return graph.names
 
 

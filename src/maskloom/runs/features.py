@@ -43,7 +43,6 @@ from maskloom.text.tokenizer import Tokenizer
 
 Units = Literal["words", "tokens"]
 TOKENS = "tokens.jsonl"
-_MAX_TOKENS = PROCESSOR_TOKENS
 # What a kill can cost: finished units are marked on disk once per this many batches.
 _BATCHES_BETWEEN_MARKS = 32
 _Encoded = tuple[FeatureUnits, list[dict[str, Any]], dict[str, Any]]
@@ -74,7 +73,7 @@ def write_features(
     missing = writer.missing_units()
     done = len(counts) - len(missing)
     progress.begin(what, len(counts), done)
-    for number, chosen in enumerate(sorted_batches(units.lengths[missing], _MAX_TOKENS), start=1):
+    for number, chosen in enumerate(sorted_batches(units.lengths[missing], PROCESSOR_TOKENS), start=1):
         indices = missing[chosen]
         batch, positions, _ = units.positions(indices)
         try:

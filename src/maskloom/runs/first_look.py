@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from maskloom.recipe_files import validate_recipe
 from maskloom.runs.corpus import tokenizer_folder
 from maskloom.runs.reading_defaults import FileReading, options_for, reading_of_sources, reading_of_texts
 from maskloom.system.files import is_stream
-from maskloom.system.foreign_files import check_model_name, check_regular, file_inside, read_bytes, read_json_object
+from maskloom.system.foreign_files import check_model_name, check_regular, read_bytes, read_object_inside
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.examples import ReadExamples, ReadingReport
 from maskloom.tasks.kinds import KINDS, TaskKind
@@ -118,21 +117,14 @@ def kind_of(model: Path) -> TaskKind | None:
 
 
 def look_at_questions(models: Sequence[Path], context: Path, questions: Sequence[str]) -> None:
-    """Raise as answering does for a missing model or text, and for an empty question."""
+    """Raise as answering does for a missing model or text, and ConfigError for an empty question."""
     for model in models:
         check_model_name(model)
-    check_questions(questions)
-    if str(context) != "-":
-        read_context(context)
-
-
-def check_questions(questions: Sequence[str]) -> None:
-    """Raise ConfigError if there is no question, or an empty one."""
-    if not questions:
-        raise ConfigError("no question: give at least one")
     for number, question in enumerate(questions, start=1):
         if not question.strip():
             raise ConfigError(f"question {number} is empty")
+    if str(context) != "-":
+        read_context(context)
 
 
 def read_context(path: str | Path) -> str:
@@ -201,12 +193,6 @@ def check_predictions(source: Path, target: Path, kind: TaskKind | None, *, csv_
     return suffix
 
 
-def check_onnx() -> None:
-    """Raise ConfigError unless the packages of the extra "onnx" are installed."""
-    if any(find_spec(name) is None for name in ("onnx", "onnxscript")):
-        raise ConfigError("--onnx needs onnx and onnxscript: pip install 'maskloom[onnx]'")
-
-
 def check_page(page: Path, flag: str, source: Path | None = None) -> None:
     """Raise ConfigError for a page that is a folder, not .html, in a missing folder, or its own `source`."""
     if page.is_dir() or page.suffix.lower() not in (".html", ".htm"):
@@ -226,10 +212,8 @@ def _settings(model: Path) -> dict[str, Any]:
     """Return what fine-tuning stored with a model, or {}; only how it reads files is checked."""
     for folder in (model, model / "model"):
         if (folder / "config.json").is_file():
-            if (path := file_inside(folder, _SETTINGS_FILE)) is None:
-                return {}
-            settings = read_json_object(path)
+            settings = read_object_inside(folder, _SETTINGS_FILE)
             if isinstance(reading := settings.get("reading"), dict):
-                check_stored(reading, path)
+                check_stored(reading, folder / _SETTINGS_FILE)
             return settings
     return {}

@@ -18,7 +18,7 @@ from maskloom.generation.search import Generation
 from maskloom.inference import Ensemble, Predictor, open_models
 from maskloom.inference.ensemble import Average
 from maskloom.runs.display import SILENT, Progress
-from maskloom.runs.first_look import check_place, check_predictions, check_questions, read_context
+from maskloom.runs.first_look import check_place, check_predictions, read_context
 from maskloom.runs.reading_defaults import FileReading, reading_for, reading_of_prompts, reading_of_texts
 from maskloom.system.devices import describe_device
 from maskloom.system.files import output_file
@@ -36,8 +36,8 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 def predict(
     model: str | Path | Sequence[str | Path],
-    input: str | Path,
-    output: str | Path,
+    source: Path,
+    target: Path,
     *,
     reading: ReadingOptions | None = None,
     max_length: int | None = None,
@@ -45,14 +45,13 @@ def predict(
     csv_safe: bool = False,
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
-    """Write one prediction per row to `output`, .jsonl, .csv or a task's format; return what was read and truncated.
+    """Write one prediction per row to `target`, .jsonl, .csv or a task's format; return what was read and truncated.
 
     A row has `index` (from 0), `line` (in the input), the text, the decision, and probabilities by label name. Several
     models predict as an ensemble. Memory is bounded, and the output appears under its name once it is complete; a pipe
     is written to directly. `csv_safe` puts an apostrophe before .csv cells that a spreadsheet would evaluate as a
     formula. Raises ConfigError for a model without a task head, DataError for a wrong file or one without a usable row.
     """
-    source, target = Path(input), Path(output)
     check_place(source, target)
     predictor = open_models(model, average=average, max_length=max_length)
     progress.say(f"device: {describe_device(predictor.device)}")
@@ -124,8 +123,8 @@ def _record(values: Iterable[Any]) -> str:
 
 def embed(
     predictor: Predictor,
-    input: str | Path,
-    output: str | Path,
+    source: Path,
+    target: Path,
     *,
     pooling: PoolingMode | None = None,
     normalize: bool | None = None,
@@ -137,7 +136,6 @@ def embed(
     `pooling` and `normalize` are those of `Predictor.encode`. Memory is bounded, and the output appears under its name
     once it is complete. Raises ConfigError or DataError for a wrong option or file.
     """
-    source, target = Path(input), Path(output)
     suffix = check_place(source, target, ".npy", ".jsonl")
     modules = predictor.modules.changed(pooling, normalize, predictor.model.config)
     texts = reading_of_texts(source, reading)
@@ -174,8 +172,8 @@ _PROMPTS_AT_ONCE = 256  # among these, prompts of similar length are batched
 
 def generate(
     predictor: Predictor,
-    input: str | Path,
-    output: str | Path,
+    source: Path,
+    target: Path,
     given: Mapping[str, Any],
     *,
     fills: Generation | None = None,
@@ -189,7 +187,6 @@ def generate(
     ConfigError or DataError for a model that cannot do this, a wrong file, and, unless bad rows are skipped, a text,
     named by its line, that is empty, has no blank to fill, or is too long.
     """
-    source, target = Path(input), Path(output)
     check_place(source, target, ".jsonl")
     settings = fills or predictor.generation().changed(given)
     rows = reading_of_prompts(predictor, source, reading, settings, fills=fills is not None)
@@ -219,7 +216,7 @@ _WINDOWS_AT_ONCE = 8192
 
 def answer(
     model: str | Path | Sequence[str | Path],
-    context: str | Path,
+    context: Path,
     questions: Sequence[str],
     *,
     top_k: int = 1,
@@ -232,12 +229,9 @@ def answer(
 
     `answers` holds for each question its `answer` ("" if the model says that there is none), `probability` among the
     candidates, `start` and `end` in characters of the text, and the `top_k` best candidates. `null_threshold` lets a
-    model say that there is no answer, or changes when it does. Raises ConfigError for a model of another task, an empty
-    question or wrong settings, DataError for a file that cannot be read.
+    model say that there is no answer, or changes when it does. Raises ConfigError for a model of another task or wrong
+    settings, DataError for a file that cannot be read.
     """
-    if top_k < 1:
-        raise ConfigError(f"top_k {top_k}: expected at least 1")
-    check_questions(questions)
     text = read_context(context)
     predictor = open_models(model, average=average, max_length=max_length)
     progress.say(f"device: {describe_device(predictor.device)}")
@@ -251,7 +245,7 @@ def answer(
             raise ConfigError(f"null_threshold {null_threshold}: expected a number")
         task = changed(task, has_unanswerable=True, null_threshold=null_threshold)
     asked = [Question(str(number), question, text, None, number) for number, question in enumerate(questions, start=1)]
-    encoded = task.encode(ReadExamples(asked, ReadingReport(Path(context))), predictor.tokenizer, predictor.max_length)
+    encoded = task.encode(ReadExamples(asked, ReadingReport(context)), predictor.tokenizer, predictor.max_length)
     assert isinstance(encoded, EncodedQuestions)
     progress.begin("answering", len(questions))
     rows: list[dict[str, Any]] = []

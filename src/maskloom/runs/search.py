@@ -80,11 +80,10 @@ def search(
     first one's settings do not suit model or data, DataError for wrong data, before or during the first trial.
     """
     check_log_targets(recipe.training.log_to)
-    space, method, num_trials = trials.space, trials.method, trials.number
-    stored = read_json_object(out / PLAN) if resume and (out / PLAN).exists() else None
-    if stored is not None:
-        space = stored["space"] if space is None else space
-        method, num_trials = method or stored["method"], num_trials or stored["num_trials"]
+    stored = read_json_object(out / PLAN) if resume and (out / PLAN).exists() else {}
+    space = stored.get("space") if trials.space is None else trials.space
+    method, num_trials = trials.method or stored.get("method"), trials.number or stored.get("num_trials")
+    if stored:
         data = data.as_told(stored, described(out)["paths"])
     if space is None and method in (None, "grid"):
         progress.say(
@@ -98,7 +97,7 @@ def search(
         "method": method,
         "num_trials": num_trials,
         "space": space,
-        "reading": data.reading_told(stored or {}),
+        "reading": data.reading_told(stored),
         "metric": data.metric,
     }
     paths = {"model": setup.model, **data.paths}
@@ -150,9 +149,7 @@ def _run_trials(setup: _Search, plan: dict[str, Any], space: Space) -> list[dict
     records: list[dict[str, Any]] = []
     for number in range(1, total + 1):
         if plan["method"] == "optuna" and len(plan["trials"]) < number:
-            tried = [
-                (trial["settings"], record["score"]) for trial, record in zip(plan["trials"], records, strict=True)
-            ]
+            tried = [(record["settings"], record["score"]) for record in records]
             first = plan["trials"][-1]["proposal"] + 1 if tried else 0
             asked = next_proposal(space, setup.recipe.seed, tried, first)
             if asked is None:

@@ -53,22 +53,19 @@ def parse_space(arguments: Sequence[str]) -> dict[str, Sequence[Any] | ValueRang
     `low..high` is a range. An explicit key overrides the same key of a named grid. Raises ConfigError for anything
     else, for a key without values or given twice, and for a value that appears twice.
     """
-    space: dict[str, Sequence[Any] | ValueRange] = {}
-    given: set[str] = set()
+    named, given = dict[str, Sequence[Any]](), dict[str, Sequence[Any] | ValueRange]()
     for argument in arguments:
         key, separator, text = (part.strip() for part in argument.partition("="))
         if not separator and key in GRIDS:
-            space = {**GRIDS[key], **space}
+            named = {**GRIDS[key], **named}
             continue
         if not key or not text:
-            names = f"or a name: {', '.join(GRIDS)}"
-            expected = f"expected key=value,value such as training.batch_size=16,32, {names}"
-            raise ConfigError(f"--grid {argument!r:.200}: {expected}")
+            expected = "expected key=value,value such as training.batch_size=16,32, or a name"
+            raise ConfigError(f"--grid {argument!r:.200}: {expected}: {', '.join(GRIDS)}")
         if key in given:
             raise ConfigError(f"--grid {argument!r:.200}: {key} was already given; list all of its values together")
-        given.add(key)
-        space[key] = _parse_values(argument, text)
-    return space
+        given[key] = _parse_values(argument, text)
+    return {**named, **given}
 
 
 def grid_settings(space: Space) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from maskloom.data.corpus.documents import ReadingReport, read_documents, refuse_output_inside, source_files
 from maskloom.errors import ConfigError, DataError, amount
-from maskloom.runs.charts import colour, distinct_names, scatter_chart, visible, write_html
+from maskloom.runs.charts import distinct_names, scatter_chart, visible, write_html
 from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.first_look import check_page
 from maskloom.runs.run_folder import METRICS, RECIPE, described, fingerprint, kind_of_run, prepare_run_folder, undo_run
@@ -293,10 +293,7 @@ def plot_words(place: str | Path, words: Sequence[str], out: Path) -> dict[str, 
     vectors.rows_of(shown)
     if len(shown) < 2:
         raise ConfigError("a plot needs at least two words")
-    dots = [
-        (visible(word), float(x), float(y), colour(number))
-        for number, (word, (x, y)) in enumerate(zip(shown, vectors.plane(shown), strict=True))
-    ]
+    dots = [(visible(word), float(x), float(y)) for word, (x, y) in zip(shown, vectors.plane(shown), strict=True)]
     content = {
         "title": f"Word vectors: {visible(Path(place).name)}",
         "chart": scatter_chart(dots, name="words on two principal components"),

@@ -15,10 +15,13 @@ from maskloom.inference.inspection import self_attention
 from maskloom.models.assembled import build_model
 from maskloom.models.recurrent_config import LstmConfig
 from maskloom.runs.report import generation
-from maskloom.runs.report.generation import attention_report
 from maskloom.tasks.tables import ReadingOptions
 
 PAIR = [f"The animal didn't cross the street because it was too {word}." for word in ("tired", "wide")]
+
+
+def attention_report(model, *given):
+    return generation.attention_report(Predictor.load(model), model, *given)
 
 
 def charts_of(page):
@@ -59,7 +62,7 @@ def test_every_head_of_every_layer_shows_the_attention_of_transformers(minilm_fo
     path, page = tmp_path / "in.csv", tmp_path / "page.html"
     path.write_text("".join(f'"{text}","What was it?"\n' for text in ["text", *PAIR]), encoding="utf-8")
     reading = ReadingOptions(text_column="text", pair_column="What was it?" if has_pairs else None)
-    about = attention_report(minilm_folder, path, page, reading=reading)
+    about = attention_report(minilm_folder, path, page, reading)
     assert about == {"page": str(page), "num_shown": 2, "num_left_out": 0}
     charts = charts_of(page)
     for number, text in enumerate(PAIR):
@@ -143,8 +146,6 @@ def test_encoders_of_other_architectures_are_shown_and_those_without_attention_r
 
 def test_what_cannot_be_shown_is_refused(tmp_path):
     model = model_folder(tmp_path / "model")
-    with pytest.raises(ConfigError, match=r"--report names the page to write, an \.html file"):
-        attention_report(model, tmp_path / "in.txt", tmp_path / "page.txt")
     for name, text in (("in.txt", ""), ("in.csv", "text\n")):
         (tmp_path / name).write_text(text, encoding="utf-8")
         with pytest.raises(DataError, match=name):

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maskloom.runs.charts import (
-    DotRow,
     Line,
     colour,
     dot_chart,
@@ -70,9 +69,7 @@ def test_labels_at_the_ends_do_not_overlap() -> None:
 
 
 def test_a_dot_chart_has_a_dot_a_value_and_the_mean() -> None:
-    svg = dot_chart(
-        [DotRow("one", [0.5, 0.7], "own"), DotRow("two", [0.4], "other")], level=("majority", 0.5), name="n"
-    )
+    svg = dot_chart({"one": [0.5, 0.7], "two": [0.4]}, level=("majority", 0.5), name="n")
     tree = ElementTree.fromstring(svg)
     assert len(list(tree.iter("circle"))) == 3
     assert {"60.0%", "40.0%", "majority"} <= {e.text for e in tree.iter("text")}
@@ -80,7 +77,7 @@ def test_a_dot_chart_has_a_dot_a_value_and_the_mean() -> None:
 
 def test_long_names_of_rows_of_dots_are_told_apart() -> None:
     names = ["label smoothing 0.2", "label smoothing 0.1", "a name that is longer than any chart has room for"]
-    svg = dot_chart([DotRow(name, [0.5], "c0") for name in names], level=("", 0.0), name="n")
+    svg = dot_chart({name: [0.5] for name in names}, level=("", 0.0), name="n")
     texts = {e.text: float(e.attrib["x"]) for e in ElementTree.fromstring(svg).iter("text")}
     assert texts[names[0]] == texts[names[1]] == texts["a name that is longer than …"] > 8 * 28
 
@@ -117,7 +114,7 @@ def test_a_seventh_curve_is_dashed() -> None:
 
 
 def test_a_dot_chart_without_a_reference_draws_none() -> None:
-    svg = dot_chart([DotRow("a", [40.0, 150.0], "c0")], level=("", 0.0), name="n", as_percent=False)
+    svg = dot_chart({"a": [40.0, 150.0]}, level=("", 0.0), name="n", as_percent=False)
     assert 'class="level' not in svg
 
 
@@ -140,7 +137,7 @@ def test_columns_of_numbers_are_told_from_text() -> None:
 
 
 def test_scores_that_are_no_shares_are_not_shown_in_percent() -> None:
-    svg = dot_chart([DotRow("F1", [88.4, 86.4], "c0")], level=("none", 50.0), name="n", as_percent=False)
+    svg = dot_chart({"F1": [88.4, 86.4]}, level=("none", 50.0), name="n", as_percent=False)
     texts = {e.text for e in ElementTree.fromstring(svg).iter("text")}
     assert "87.400" in texts
     assert not any(text and text.endswith("%") for text in texts)
@@ -156,7 +153,7 @@ def test_names_stay_within_the_chart() -> None:
 
 
 def test_names_of_dots_do_not_overlap_and_the_first_ones_stand() -> None:
-    dots = [(f"word {number}", number % 7 / 50, number % 5 / 50, "c0") for number in range(40)] + [("far", 1, 1, "c1")]
+    dots = [(f"word {number}", number % 7 / 50, number % 5 / 50) for number in range(40)] + [("far", 1, 1)]
     tree = ElementTree.fromstring(scatter_chart(dots, name="a"))
     named = [(e.text, float(e.attrib["x"]), float(e.attrib["y"])) for e in tree.iter("text")]
     assert named[0][0] == "word 0"

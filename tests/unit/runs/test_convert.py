@@ -1,6 +1,7 @@
 """The case of converted models whose tokenizer is not BERT's."""
 
 import json
+from pathlib import Path
 
 import pytest
 from tests.unit.inference.generators import SIZES
@@ -62,11 +63,11 @@ def test_the_working_directory_can_be_converted_but_not_replaced(tmp_path, monke
     save_model(build_model(config, ("lm",), seed=3), source)
     tokenizer.save(source)
     monkeypatch.chdir(source)
-    assert convert(".", tmp_path / "out", lowercase=False)["heads"] == ["lm"]
+    assert convert(Path("."), tmp_path / "out", lowercase=False)["heads"] == ["lm"]
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     with pytest.raises(ConfigError, match="this folder is replaced as a whole, so it needs a name"):
-        convert(source, ".", lowercase=False)
+        convert(source, Path("."), lowercase=False)
     assert not list((tmp_path / "empty").iterdir())
 
 

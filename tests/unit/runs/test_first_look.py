@@ -10,6 +10,7 @@ from maskloom.config import FinetuneRecipe, load_recipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.runs import first_look
 from maskloom.runs.first_look import (
+    check_page,
     look_at_input,
     look_at_questions,
     look_at_sources,
@@ -83,9 +84,8 @@ def test_questions_and_their_text_are_looked_at(model: Path, tmp_path: Path) -> 
             look_at_questions([model], path, ["q"])
     with pytest.raises(DataError, match="there is no such folder"):
         look_at_questions([model, tmp_path / "absent"], text, ["q"])
-    for questions, message in (([], "no question"), (["q", " "], "question 2 is empty")):
-        with pytest.raises(ConfigError, match=message):
-            look_at_questions([model], text, questions)
+    with pytest.raises(ConfigError, match="question 2 is empty"):
+        look_at_questions([model], text, ["q", " "])
 
 
 def test_a_text_that_is_too_large_is_not_called_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,3 +231,12 @@ def test_a_wrong_stored_way_of_reading_names_its_file(model: Path, tmp_path: Pat
             look_at_input([model], path, ReadingOptions(), needs_label=False)
         with pytest.raises(DataError, match=message):
             look_at_sources(model, path, ReadingOptions())
+
+
+def test_a_page_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.html").mkdir()
+    for wrong in (tmp_path, tmp_path / "x.html", tmp_path / "page.txt"):
+        with pytest.raises(ConfigError, match=r"--report names the page to write, an \.html file"):
+            check_page(wrong, "--report")
+    with pytest.raises(ConfigError, match=r"the folder .*absent does not exist"):
+        check_page(tmp_path / "absent" / "page.html", "--report")

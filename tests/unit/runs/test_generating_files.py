@@ -40,7 +40,7 @@ def test_rows_that_do_not_fit_the_model_are_named_or_dropped(name, tmp_path, mon
         generate(predictor, source, target, {}, fills=fills, reading=SKIPS)
     if fills is None:
         source.write_text("\n".join(LINES[name]))
-        shown = generation_report(folder, source, tmp_path / "page.html", {"max_tokens": 4}, reading=SKIPS)[1]
+        shown = generation_report(predictor, folder, source, tmp_path / "page.html", {"max_tokens": 4}, SKIPS)[1]
         assert [row["prompt"] for row in shown] == ["one two", "three"]
 
 
@@ -51,8 +51,8 @@ def test_cut_sources_are_counted_once(tmp_path):
     predictor, page = Predictor.load(folder), tmp_path / "page.html"
     told = generate(predictor, source, tmp_path / "out.jsonl", {"max_tokens": 3})
     assert (told["num_truncated_examples"], told["max_length"]) == (1, 4)
-    generation_report(folder, source, page, {"max_tokens": 3}, predictor=predictor)  # as --output with --report
+    generation_report(predictor, folder, source, page, {"max_tokens": 3})  # as --output with --report
     assert "1 source to 4 tokens" in page.read_text(encoding="utf-8")
-    (row,) = generation_report(folder, ["one two three"], tmp_path / "page.html", {"max_tokens": 3})[1]
+    (row,) = generation_report(Predictor.load(folder), folder, ["one two three"], page, {"max_tokens": 3})[1]
     assert (row["num_truncated_examples"], row["max_length"]) == (1, 4)
-    assert "1 source to 4 tokens" in (tmp_path / "page.html").read_text()
+    assert "1 source to 4 tokens" in page.read_text()

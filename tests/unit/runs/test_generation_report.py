@@ -6,7 +6,8 @@ import pytest
 from tests.unit.inference.generators import WORDS, generator_folder
 
 from maskloom.checkpoints.huggingface import load_model
-from maskloom.errors import ConfigError, DataError
+from maskloom.errors import DataError
+from maskloom.inference import Predictor
 from maskloom.runs.report.generation import generation_report
 
 SEARCH = {"max_tokens": 4, "beam": 2, "length_penalty": 0.6}
@@ -14,7 +15,7 @@ SEARCH = {"max_tokens": 4, "beam": 2, "length_penalty": 0.6}
 
 def page_of(folder, name, texts=("one two three", "four"), given=SEARCH, words=WORDS):
     model = generator_folder(folder / "model", name, words)
-    _, found = generation_report(model, texts, folder / "page.html", given)
+    _, found = generation_report(Predictor.load(model), model, texts, folder / "page.html", given)
     return (folder / "page.html").read_text(encoding="utf-8"), found
 
 
@@ -77,7 +78,7 @@ def test_what_is_too_long_is_cut_and_said(tmp_path):
 def test_a_file_gives_its_first_texts(tmp_path):
     model, path = generator_folder(tmp_path / "model", "t5"), tmp_path / "a.de"
     path.write_text("".join(f"{word}\n" for word in WORDS), encoding="utf-8")
-    about, found = generation_report(model, path, tmp_path / "page.html", SEARCH)
+    about, found = generation_report(Predictor.load(model), model, path, tmp_path / "page.html", SEARCH)
     assert about == {"page": str(tmp_path / "page.html"), "num_shown": 5, "num_left_out": 3}
     assert len(found) == 5
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
@@ -86,20 +87,13 @@ def test_a_file_gives_its_first_texts(tmp_path):
     assert "Only the first 5 texts are shown; 3 more are left out." in page
     (tmp_path / "a.csv").write_text("source\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"a\.csv: no rows to show"):
-        generation_report(model, tmp_path / "a.csv", tmp_path / "page.html", SEARCH)
+        generation_report(Predictor.load(model), model, tmp_path / "a.csv", tmp_path / "page.html", SEARCH)
     path.write_text("one\n...\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"a\.de, line 1: min_tokens 60: a target has at most 53 tokens, 50 more than"):
-        generation_report(model, path, tmp_path / "page.html", {"min_tokens": 60})
+        generation_report(Predictor.load(model), model, path, tmp_path / "page.html", {"min_tokens": 60})
 
 
-def test_a_wrong_page_is_refused_and_an_old_one_replaced(tmp_path):
-    model = generator_folder(tmp_path / "model", "transformer")
-    (tmp_path / "x.html").mkdir()
-    for wrong in (tmp_path, tmp_path / "x.html", tmp_path / "page.txt"):
-        with pytest.raises(ConfigError, match=r"--report names the page to write, an \.html file"):
-            generation_report(model, ["one"], wrong, SEARCH)
-    with pytest.raises(ConfigError, match=r"the folder .*absent does not exist"):
-        generation_report(model, ["one"], tmp_path / "absent" / "page.html", SEARCH)
+def test_an_old_page_is_replaced(tmp_path):
     (tmp_path / "page.html").write_text("old")
-    generation_report(model, ["one"], tmp_path / "page.html", SEARCH)
-    assert "old" not in (tmp_path / "page.html").read_text(encoding="utf-8")[:100]
+    page, _ = page_of(tmp_path, "transformer", ["one"])
+    assert "old" not in page[:100]

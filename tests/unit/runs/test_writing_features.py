@@ -53,7 +53,7 @@ def model_folder(model, tmp_path):
 
 def test_a_stopped_call_goes_on_where_it_was(model, units, tmp_path, monkeypatch):
     whole = write_features(tmp_path / "whole", model, LAST, units, model_sum="m")
-    monkeypatch.setattr(module, "_MAX_TOKENS", 60)
+    monkeypatch.setattr(module, "PROCESSOR_TOKENS", 60)
     monkeypatch.setattr(module, "_BATCHES_BETWEEN_MARKS", 2)
     calls = []
     forward = module.frozen_vectors

@@ -58,10 +58,6 @@ class SubmissionFile:
         """The possible predictions; () for a score from 0 to 5."""
         return catalog_row(self.task).labels
 
-    def allows(self, answer: str) -> bool:
-        """Return whether an answer is one of the labels, or a score from 0 to 5."""
-        return answer in self.labels if self.labels else bool(_SCORE.fullmatch(answer))
-
 
 _FOLDERS = ("CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", "RTE", "WNLI")
 TASKS: tuple[GlueTask, ...] = tuple(GlueTask(folder.lower(), folder) for folder in _FOLDERS)
@@ -187,13 +183,14 @@ def problems_of(archive: zipfile.ZipFile) -> list[str]:
 
 def _problem_of(text: str, file: SubmissionFile) -> str | None:
     """Return the first problem of one file, or None."""
-    header, *lines = text.removesuffix("\n").split("\n")
+    (header, *lines), labels = text.removesuffix("\n").split("\n"), file.labels
     if header != HEADER:
         return f"line 1: the header is {header!r:.80}, expected {HEADER!r}"
     for number, line in enumerate(lines):
         index, _, answer = line.partition("\t")
-        if index != str(number) or not file.allows(answer):
-            answers = ", ".join(file.labels) or "a score from 0 to 5"
+        is_known = answer in labels if labels else _SCORE.fullmatch(answer)
+        if index != str(number) or not is_known:
+            answers = ", ".join(labels) or "a score from 0 to 5"
             return f"line {number + 2}: {line!r:.80}, expected index {number} and a prediction: {answers}"
     if len(lines) != file.num_rows:
         return f"has {len(lines) + 1:,} lines including its header, expected {file.num_rows + 1:,}"

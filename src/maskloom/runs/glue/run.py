@@ -194,7 +194,6 @@ def answer_by_majority(train: Path, dev: Path, out: Path) -> dict[str, Any]:
 
 
 _WINDOW = 4096
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # fixed, so that the same answers give the same bytes
 
 
 def submit_glue(run: Path, *, data: Path, out: Path, progress: Progress = SILENT) -> dict[str, Any]:
@@ -218,7 +217,10 @@ def submit_glue(run: Path, *, data: Path, out: Path, progress: Progress = SILENT
         for file in SUBMISSION:
             where = sources[file.column], num_rows[file.column]
             answers, unreadable[file.column] = _answers(file, *where, run, progress)
-            _put(archive, file.name, answers)
+            lines = [HEADER, *(f"{index}\t{answer}" for index, answer in enumerate(answers))]
+            entry = zipfile.ZipInfo(file.name)  # without the time, so that the same answers give the same bytes
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, "\n".join(lines) + "\n", zipfile.ZIP_DEFLATED)
     with zipfile.ZipFile(held) as archive:
         problems = problems_of(archive)
     if problems:
@@ -226,13 +228,6 @@ def submit_glue(run: Path, *, data: Path, out: Path, progress: Progress = SILENT
     with output_file(out) as written:
         written.write(held.getvalue())
     return {"output": str(out), "num_answers": num_rows, "num_unreadable": unreadable}
-
-
-def _put(archive: zipfile.ZipFile, name: str, answers: list[str]) -> None:
-    lines = [HEADER, *(f"{index}\t{answer}" for index, answer in enumerate(answers))]
-    entry = zipfile.ZipInfo(name, _EPOCH)
-    entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
-    archive.writestr(entry, "\n".join(lines) + "\n")
 
 
 def _sources(run: Path, data: Path) -> dict[str, Path]:

@@ -30,7 +30,6 @@ from maskloom.inference.predictor import Predictor
 from maskloom.inference.results import GeneratedText
 from maskloom.models.decoder import TiedDecoder
 from maskloom.runs.charts import Chart, Line, heat_map, line_chart, visible, write_html
-from maskloom.runs.first_look import check_page
 from maskloom.runs.reading_defaults import FileReading, reading_of_prompts, reading_of_texts
 from maskloom.runs.task_summaries import generation_line
 from maskloom.tasks.tables import ReadingOptions
@@ -55,22 +54,18 @@ _AXES = {
 
 
 def generation_report(
-    model: str | Path,
+    predictor: Predictor,
+    model: Path,
     texts: Sequence[str] | Path,
-    page: str | Path,
+    page: Path,
     given: Mapping[str, Any],
-    *,
     reading: ReadingOptions | None = None,
-    predictor: Predictor | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Write a page about what a model generates for texts, or the first ones of a file; return a summary and the rows.
 
-    `given` holds settings of `Generation` that override the model's own; a `predictor` is the model, already opened.
-    Raises ConfigError for a page that cannot be written, and the errors of `generate`.
+    `model` is its name; `given` holds settings of `Generation` that override its own. Raises the errors of `generate`.
     """
-    check_page(Path(page), "--report")
-    predictor, num_left_out = predictor or Predictor.load(model), 0
-    settings = predictor.generation().changed(given)
+    settings, num_left_out = predictor.generation().changed(given), 0
     if isinstance(texts, Path):
         rows, num_left_out = _first(reading_of_prompts(predictor, texts, reading, settings))
         texts, read = [row.text for row in rows], [row.ids for row in rows]
@@ -80,15 +75,14 @@ def generation_report(
         read, cut = predictor.prompt_ids(texts, names, settings)
     predictor.count_truncated(cut)
     found = [inspect(predictor, ids, settings, number) for number, ids in enumerate(read)]
-    shown = [predictor.shown(one.found, one.settings) for one in found]
-    used = found[0].settings.used()
+    shown = [predictor.shown(one.found, settings) for one in found]
     about = _write(
-        Path(page),
+        page,
         predictor,
         found[0].maps,
         title=visible(model),
         facts=[
-            *((name.replace("_", " "), str(value)) for name, value in used.items()),
+            *((name.replace("_", " "), str(value)) for name, value in settings.used().items()),
             *([("truncated", f"{amount(cut, 'source')} to {predictor.max_length} tokens")] if cut else []),
         ],
         num_left_out=num_left_out,
@@ -99,21 +93,13 @@ def generation_report(
 
 
 def attention_report(
-    model: str | Path,
-    texts: Path,
-    page: str | Path,
-    *,
-    reading: ReadingOptions | None = None,
-    max_length: int | None = None,
-    predictor: Predictor | None = None,
+    predictor: Predictor, model: Path, texts: Path, page: Path, reading: ReadingOptions | None = None
 ) -> dict[str, Any]:
     """Write a page about an encoder's self-attention for the first texts of a file; return a summary.
 
-    A `predictor` is the model, already opened. Texts are read as by `encode`. Raises ConfigError for a page that cannot
-    be written and for a model without self-attention, DataError for a wrong file.
+    `model` is its name. Texts are read as by `encode`. Raises ConfigError for a model without self-attention, DataError
+    for a wrong file.
     """
-    check_page(Path(page), "--report")
-    predictor = predictor or Predictor.load(model, max_length=max_length)
     rows, num_left_out = _first(reading_of_texts(texts, reading))
     inputs = [row.inputs() for row in rows]
     read = predictor.tokenizer.encode_batch(inputs, max_length=predictor.max_length)
@@ -122,7 +108,7 @@ def attention_report(
         name = format_of(predictor.model.config).name
         raise ConfigError(f"{model}: the architecture {name} has no self-attention for --report to show")
     return _write(
-        Path(page),
+        page,
         predictor,
         maps[0],
         title=visible(model),

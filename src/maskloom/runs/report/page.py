@@ -128,21 +128,21 @@ def charts_of(records: list[RunRecord]) -> dict[str, list[Chart]]:
     groups = {}
     for group, kind, own in (("Pre-training", "pretrain", _pretraining), ("Fine-tuning", "finetune", _finetuning)):
         runs = [run for run in trained if run.kind == kind]
-        charts = [
-            *own(runs, colours),
-            *(_chart(title, runs, colours, (key,), None) for title, key in _OF_STEPS.items()),
-        ]
-        groups[group] = [chart for chart in charts if chart is not None]
-    return {group: charts for group, charts in groups.items() if charts}
+        charts = own(runs, colours)
+        for title, key in _OF_STEPS.items():
+            charts += _chart(title, runs, colours, (key,), None)
+        if charts:
+            groups[group] = charts
+    return groups
 
 
-def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart | None]:
+def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
     """Draw losses and accuracies in one chart for each kind of prediction, as those of others are not comparable."""
-    charts: list[Chart | None] = []
+    charts = list[Chart]()
     marks = phase_marks(runs[0].stages[""]) if len(runs) == 1 else []
     for part, row in {_predicted(run).part: _predicted(run) for run in runs}.items():
         chosen, (loss_name, targets) = [run for run in runs if _predicted(run).part == part], row.names
-        loss = _chart(
+        charts += _chart(
             f"{_capital(loss_name)} loss, nats per token",
             chosen,
             colours,
@@ -153,11 +153,11 @@ def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart |
             note="Thin line: training; with dots: held out. Below the dashed unigram loss, the model uses context.",
         )
         title = f"{targets} predicted correctly, held out"
-        charts += [loss, _chart(title, chosen, colours, None, f"{part}_accuracy", marks=marks)]
+        charts += _chart(title, chosen, colours, None, f"{part}_accuracy", marks=marks)
     for pair, task in PAIR_TASKS.items():
         levels = _level("majority", (scores(run).get(f"{pair}_majority_fraction") for run in runs))
         title = f"{_capital(task.name)} accuracy, held out"
-        charts.append(_chart(title, runs, colours, None, f"{pair}_accuracy", levels=levels, marks=marks))
+        charts += _chart(title, runs, colours, None, f"{pair}_accuracy", levels=levels, marks=marks)
     return charts
 
 
@@ -175,14 +175,14 @@ def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def _finetuning(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart | None]:
-    charts: list[Chart | None] = []
+def _finetuning(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
+    charts = list[Chart]()
     metrics = [run.description["inputs"].get("metric") or "accuracy" for run in runs]
     names = [with_unit(run, metric) for run, metric in zip(runs, metrics, strict=True)]
     for name, metric in dict(zip(names, metrics, strict=True)).items():
         chosen = [run for run, other in zip(runs, names, strict=True) if other == name]
-        charts.append(_chart(f"Dev {name.replace('_', ' ')}", chosen, colours, None, metric))
-    return [*charts, _chart("Loss", runs, colours, ("loss",), "loss", note="Thin lines: training; with dots: dev.")]
+        charts += _chart(f"Dev {name.replace('_', ' ')}", chosen, colours, None, metric)
+    return charts + _chart("Loss", runs, colours, ("loss",), "loss", note="Thin lines: training; with dots: dev.")
 
 
 def _chart(
@@ -194,8 +194,8 @@ def _chart(
     *,
     note: str = "",
     **how: Any,
-) -> Chart | None:
-    """Draw a value of the steps thin and a metric of the evaluations bold, one colour per run; None without data."""
+) -> list[Chart]:
+    """Draw a value of the steps thin and a metric of the evaluations bold, one colour per run; [] without data."""
     lines: list[Line] = []
     for run in runs:
         trained = [thinned(points(events, "step", *path)) for events in run.stages.values()] if path else []
@@ -203,10 +203,10 @@ def _chart(
         held_out = "held out" if run.kind == "pretrain" else "dev"
         lines += _lines(run.name if len(runs) > 1 else "", trained, measured, colours[run.name], held_out)
     if not any(line.points for line in lines):
-        return None
+        return []
     if not note and any(line.is_faint for line in lines):
         note = "Thin lines: single seeds; bold: their mean."
-    return Chart(title, line_chart(lines, x_name="step", y_name=title, **how), note)
+    return [Chart(title, line_chart(lines, x_name="step", y_name=title, **how), note)]
 
 
 def _lines(name: str, trained: list[Points], measured: list[Points], style: str, held_out: str) -> list[Line]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 from maskloom.config import FinetuneRecipe, PretrainRecipe
@@ -177,6 +178,9 @@ def surroundings(runs: list[RunRecord]) -> Table:
     for run in runs:
         description = run.description
         hardware = description.get("hardware", {})
+        events = [event for inner in run.trained for event in inner.events]
+        speeds = [event["tokens_per_second"] for event in events if event.get("tokens_per_second")]
+        seconds = [event["seconds"] for event in events if event.get("event") == "finished"]
         facts.append(
             {
                 "command": shlex.join(map(str, description.get("command", []))),
@@ -184,8 +188,8 @@ def surroundings(runs: list[RunRecord]) -> Table:
                 "cores, threads used": f"{hardware.get('cores')}, {hardware.get('threads')}",
                 "GPU": hardware.get("cuda"),
                 "processes": description.get("world_size"),
-                "tokens per second, median": _speed(run),
-                "minutes since its last start": _minutes(run),
+                "tokens per second, median": median_high(speeds) if speeds else None,
+                "minutes since its last start": round(sum(seconds) / 60, 1) if seconds else None,
                 **description.get("versions", {}),
             }
         )
@@ -241,16 +245,6 @@ def _corpus_account(run: RunRecord) -> Table:
         return [*rows, ["account", "the folder now contains another corpus, so what this one skipped is unknown"]]
     counts = {name: value for name, value in corpus.manifest.items() if name.startswith("num_")}
     return rows + [[name[4:].replace("_", " "), _figure(value)] for name, value in counts.items()]
-
-
-def _speed(run: RunRecord) -> float | None:
-    speeds = [e["tokens_per_second"] for inner in run.trained for e in inner.events if e.get("tokens_per_second")]
-    return sorted(speeds)[len(speeds) // 2] if speeds else None
-
-
-def _minutes(run: RunRecord) -> float | None:
-    seconds = [e["seconds"] for inner in run.trained for e in inner.events if e.get("event") == "finished"]
-    return round(sum(seconds) / 60, 1) if seconds else None
 
 
 def _figure(value: Any) -> str:
