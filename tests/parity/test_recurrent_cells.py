@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from maskloom.layers.attention import LayerState
-from maskloom.layers.recurrent import CELLS, BiLSTM, RecurrentLayer, read, read_by_kernel
-from maskloom.layers.recurrent_passes import TimeOrder
+from maskloom.layers.recurrent import CELLS, BiLSTM, RecurrentLayer, TimeOrder, read, read_by_kernel
 from maskloom.layers.sequence_layout import SequenceLayout
 
 LENGTHS = [4, 9, 0, 1, 9, 6]

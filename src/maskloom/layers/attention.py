@@ -1,8 +1,9 @@
-"""Multi-head self-attention over packed sequences (Vaswani et al. 2017, 3.2; BERT paper 3.1)."""
+"""Multi-head attention over packed sequences, within texts and to another text (Vaswani et al. 2017, 3.2)."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskloom.layers.copies import to_device
+from maskloom.layers.general_attention import AttentionLayout, attend_between
 from maskloom.layers.positions import rotated
-from maskloom.layers.processor.grouped_attention import grouped_attention
+from maskloom.layers.processor.grouped_attention import grouped_attention, paired_attention, prefers_paired
 from maskloom.layers.processor.matrix_products import Dense
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.system.devices import has_bf16
@@ -59,10 +61,143 @@ class SelfAttention(nn.Module):
         tokens = rotated(self.projected(hidden), layout)[: layout.num_tokens]
         queries, keys, _ = tokens.unflatten(1, (3, self.num_heads, -1)).permute(1, 2, 0, 3)
         scores = queries @ keys.transpose(1, 2) / math.sqrt(queries.shape[2])
-        allowed = torch.ones_like(scores, dtype=torch.bool)
-        if (mask := layout.groups[0].mask(causal=self.causal)) is not None:
-            allowed &= mask[0]
-        return scores.masked_fill(~(allowed.tril() if self.causal else allowed), -math.inf).softmax(-1)
+        allowed = layout.groups[0].allowed(hidden.device, causal=self.causal)
+        return (scores if allowed is None else scores[None].masked_fill(~allowed, -math.inf)[0]).softmax(-1)
+
+
+class CrossAttention(nn.Module):
+    """Attention from the decoder's tokens (queries) to all tokens of the encoder's last layer (keys and values).
+
+    Dropout is applied to the probabilities in training. Raises ValueError if the heads do not divide the hidden size.
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int, dropout: float) -> None:
+        super().__init__()
+        if hidden_size % num_heads:
+            raise ValueError(f"hidden size {hidden_size} is not divisible by {num_heads} heads")
+        self.num_heads, self.dropout = num_heads, dropout
+        self.query = Dense(hidden_size, hidden_size)
+        self.key_value = Dense.joined(hidden_size, hidden_size, hidden_size)
+        self.output = Dense(hidden_size, hidden_size)
+
+    def forward(self, hidden: Tensor, memory: Memory) -> Tensor:
+        """Return the projected context of every token, (tokens, hidden)."""
+        return self.output(memory.attend(self, self.queries(hidden)))
+
+    def queries(self, hidden: Tensor) -> Tensor:
+        """Return the query of every token, (tokens, hidden)."""
+        return self.query(hidden)
+
+    def keys_values(self, hidden: Tensor) -> Tensor:
+        """Return the key and the value of every token, (tokens, 2 hidden)."""
+        return self.key_value(hidden)
+
+    def probabilities(self, hidden: Tensor, memory: PackedMemory) -> Tensor:
+        """Return the attention probabilities of one pair of texts, (heads, tokens, source tokens), for display."""
+        keys, _ = self.keys_values(memory.hidden).chunk(2, 1)
+        q, k = (part.unflatten(1, (self.num_heads, -1)).transpose(0, 1) for part in (self.queries(hidden), keys))
+        return (q @ k.transpose(1, 2) / math.sqrt(q.shape[2])).softmax(-1)
+
+
+class NarrowSelfAttention(SelfAttention):
+    """Self-attention with queries and keys of size `key_size` per head: (tokens, hidden) to (tokens, hidden)."""
+
+    def __init__(
+        self, hidden_size: int, num_heads: int, dropout: float, *, key_size: int, causal: bool = False
+    ) -> None:
+        super().__init__(hidden_size, num_heads, dropout, causal=causal)
+        self.key_size = key_size
+        self.qkv = Dense.joined(hidden_size, *2 * [num_heads * key_size], hidden_size)
+
+    def projected(self, hidden: Tensor) -> Tensor:
+        """Return queries, keys and values, (tokens, 3 hidden)."""
+        return _filled(self.qkv(hidden), 2 * self.num_heads, self.key_size, hidden.shape[1] // self.num_heads)
+
+
+class NarrowCrossAttention(CrossAttention):
+    """Attention to another text with queries and keys of size `key_size` per head."""
+
+    def __init__(self, hidden_size: int, num_heads: int, dropout: float, *, key_size: int) -> None:
+        super().__init__(hidden_size, num_heads, dropout)
+        self.key_size = key_size
+        self.query = Dense(hidden_size, num_heads * key_size)
+        self.key_value = Dense.joined(hidden_size, num_heads * key_size, hidden_size)
+
+    def queries(self, hidden: Tensor) -> Tensor:
+        """Return the query of every token, (tokens, hidden)."""
+        return _filled(self.query(hidden), self.num_heads, self.key_size, hidden.shape[1] // self.num_heads)
+
+    def keys_values(self, hidden: Tensor) -> Tensor:
+        """Return the key and the value of every token, (tokens, 2 hidden)."""
+        return _filled(self.key_value(hidden), self.num_heads, self.key_size, hidden.shape[1] // self.num_heads)
+
+
+def _filled(rows: Tensor, num_narrow: int, key_size: int, size: int) -> Tensor:
+    """Return rows in which the first `num_narrow` heads are padded with zeros from `key_size` to `size`.
+
+    They are scaled by (size / key_size)^(1/4), as attention divides scores by sqrt(size) instead of sqrt(key_size).
+    """
+    narrow, values = rows.tensor_split([num_narrow * key_size], 1)
+    heads = narrow.unflatten(1, (num_narrow, key_size)) * (size / key_size) ** 0.25
+    return torch.cat([F.pad(heads, (0, size - key_size)).flatten(1), values], 1)
+
+
+@dataclass(frozen=True)
+class PackedMemory:
+    """The encoder's output (source tokens, hidden), attended to by the packed tokens of targets."""
+
+    hidden: Tensor
+    layout: AttentionLayout
+
+    def attend(self, attention: CrossAttention, queries: Tensor) -> Tensor:
+        """Return the context of every target token."""
+        key_values, num_heads = attention.keys_values(self.hidden), attention.num_heads
+        dropout = attention.dropout if attention.training else 0.0
+        if prefers_paired(queries, self.layout):
+            return paired_attention(queries, key_values, self.layout, num_heads, dropout)
+        keys, values = key_values.chunk(2, 1)
+        return attend_between(queries, keys, values, self.layout, num_heads, dropout=dropout)
+
+
+@dataclass(frozen=True)
+class PaddedMemory:
+    """One layer's keys and values, computed once for all decoding steps.
+
+    Shapes: `keys` (sequences, heads, head size, source), `values` (sequences, heads, source, head size). `mask`
+    (sequences, 1, 1, source) is added to the scores. It is 0 at real tokens, or None if all sources are equally long.
+    """
+
+    keys: Tensor
+    values: Tensor
+    mask: Tensor | None
+
+    @classmethod
+    def of(cls, attention: CrossAttention, hidden: Tensor, layout: SequenceLayout) -> PaddedMemory:
+        """Return the keys and values of packed sources, (source tokens, hidden)."""
+        longest, padded = layout.max_length, layout.padded(attention.keys_values(hidden))
+        keys, values = padded.unflatten(2, (2, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        mask = None
+        if layout.sizes.min() < longest:  # the values of padding are 0, so an empty source yields 0
+            is_padding = torch.arange(longest, device=hidden.device) >= layout.lengths.unsqueeze(1)
+            mask = torch.finfo(padded.dtype).min * is_padding[:, None, None].to(padded.dtype)
+        return cls(keys.transpose(2, 3).contiguous(), values.contiguous(), mask)
+
+    def attend(self, attention: CrossAttention, queries: Tensor) -> Tensor:
+        """Return the context of every target's newest token; each source has equally many consecutive targets."""
+        number, num_heads, size, _ = self.keys.shape
+        # With few queries on a CPU, plain products are several times as fast as torch's fused attention.
+        scores = (queries.view(number, -1, num_heads, size).transpose(1, 2) @ self.keys).mul_(size**-0.5)
+        scores = scores if self.mask is None else scores.add_(self.mask)
+        return (scores.softmax(-1) @ self.values).transpose(1, 2).reshape(len(queries), -1)
+
+    def taken(self, rows: Tensor) -> PaddedMemory:
+        """Return the sequences `rows`, in this order; a sequence may be repeated."""
+        keys, values = (part.index_select(0, rows) for part in (self.keys, self.values))
+        return PaddedMemory(keys, values, None if self.mask is None else self.mask.index_select(0, rows))
+
+
+Memory = PackedMemory | PaddedMemory
+"""What a decoder layer attends to in addition to its own tokens."""
 
 
 class PastTokens:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.processor.matrix_products import product
 from maskloom.layers.processor.onednn import prefers_onednn
-from maskloom.layers.recurrent_passes import TimeOrder, sigmoid_slope, tanh_slope
+from maskloom.layers.recurrent import TimeOrder, sigmoid_slope, tanh_slope
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import CarriedLayer
 

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maskloom.layers.attention import KeyValues, PastTokens
-from maskloom.layers.cross_attention import CrossAttention
+from maskloom.layers.attention import CrossAttention, KeyValues, PastTokens
 from maskloom.layers.dropout import dropout_factors, head_keys, next_keys
 from maskloom.layers.processor.matrix_products import Dense
 from maskloom.layers.processor.onednn import widened

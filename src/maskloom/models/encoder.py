@@ -12,12 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from maskloom.errors import ConfigError
-from maskloom.layers.attention import LayerState, SelfAttention
+from maskloom.layers.attention import (
+    CrossAttention,
+    LayerState,
+    NarrowCrossAttention,
+    NarrowSelfAttention,
+    SelfAttention,
+)
 from maskloom.layers.copies import to_device
-from maskloom.layers.cross_attention import CrossAttention
 from maskloom.layers.feed_forward import FeedForward, GatedFeedForward
 from maskloom.layers.initialization import RULES, InitialRules
-from maskloom.layers.narrow_attention import NarrowCrossAttention, NarrowSelfAttention
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import TransformerLayer
 from maskloom.models.model_config import ModelConfig

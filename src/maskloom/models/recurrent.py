@@ -17,8 +17,7 @@ from maskloom.errors import ConfigError
 from maskloom.layers.attention import LayerState
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.embeddings import WordEmbeddings
-from maskloom.layers.energies import Energy, EnergyAttention
-from maskloom.layers.general_attention import AttentionLayout
+from maskloom.layers.general_attention import AttentionLayout, Energy, EnergyAttention
 from maskloom.layers.initialization import InitialRules
 from maskloom.layers.pooling import LastToken, OverTokens
 from maskloom.layers.recurrent import RecurrentLayer

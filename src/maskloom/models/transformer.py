@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maskloom.layers.attention import KeyValues
-from maskloom.layers.cross_attention import CrossAttention, Memory, PackedMemory, PaddedMemory
+from maskloom.layers.attention import CrossAttention, KeyValues, Memory, PackedMemory, PaddedMemory
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.embeddings import table
 from maskloom.layers.general_attention import AttentionLayout

@@ -9,7 +9,7 @@ from maskloom.generation.search import Choice, Continuation, Generation
 from maskloom.generation.sources import with_forced
 from maskloom.inference.inspection import inspect, position_biases, position_vectors
 from maskloom.inference.predictor import Predictor
-from maskloom.layers.cross_attention import CrossAttention, PackedMemory
+from maskloom.layers.attention import CrossAttention, PackedMemory
 from maskloom.layers.positions import sinusoids
 from maskloom.layers.sequence_layout import SequenceLayout
 

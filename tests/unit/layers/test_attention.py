@@ -3,8 +3,7 @@ import math
 import pytest
 import torch
 
-from maskloom.layers.attention import SelfAttention, attend
-from maskloom.layers.cross_attention import CrossAttention
+from maskloom.layers.attention import CrossAttention, SelfAttention, attend
 from maskloom.layers.sequence_layout import SequenceLayout
 
 LENGTHS = [5, 1, 13, 12, 0, 5, 2]

@@ -4,8 +4,7 @@ from unittest import mock
 import pytest
 import torch
 
-from maskloom.layers.energies import EnergyAttention
-from maskloom.layers.general_attention import AttentionLayout, attend_between
+from maskloom.layers.general_attention import AttentionLayout, EnergyAttention, attend_between
 from maskloom.layers.processor import onednn
 from maskloom.layers.sequence_layout import SequenceLayout
 

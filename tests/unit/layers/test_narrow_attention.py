@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 
-from maskloom.layers.cross_attention import PackedMemory
+from maskloom.layers.attention import NarrowCrossAttention, NarrowSelfAttention, PackedMemory
 from maskloom.layers.general_attention import AttentionLayout
-from maskloom.layers.narrow_attention import NarrowCrossAttention, NarrowSelfAttention
 from maskloom.layers.sequence_layout import SequenceLayout
 
 HIDDEN, HEADS, KEY = 12, 3, 2

@@ -4,8 +4,7 @@ import torch
 from torch import nn
 
 from maskloom.layers.attention import LayerState
-from maskloom.layers.recurrent import CELLS, BiLSTM, RecurrentLayer, read
-from maskloom.layers.recurrent_passes import TimeOrder
+from maskloom.layers.recurrent import CELLS, BiLSTM, RecurrentLayer, TimeOrder, read
 from maskloom.layers.sequence_layout import SequenceLayout
 
 

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maskloom.layers.attention import LayerState
-from maskloom.layers.recurrent import CELLS, RecurrentLayer
-from maskloom.layers.recurrent_passes import TimeOrder
+from maskloom.layers.recurrent import CELLS, RecurrentLayer, TimeOrder
 from maskloom.layers.sequence_layout import SequenceLayout
 
 LENGTHS = [3, 0, 5, 1, 5]

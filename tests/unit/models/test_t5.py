@@ -6,8 +6,7 @@ import torch
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.generation.sources import SourceDecoder
-from maskloom.layers.attention import PastTokens
-from maskloom.layers.cross_attention import PackedMemory, PaddedMemory
+from maskloom.layers.attention import PackedMemory, PaddedMemory, PastTokens
 from maskloom.layers.dropout import RowDraws, drawing
 from maskloom.layers.general_attention import AttentionLayout
 from maskloom.layers.relative_attention import RelativeBias, RelativeSelfAttention
