@@ -58,7 +58,14 @@ class LayerCombination:
         except ValueError:
             known = ", ".join(LAYER_CHOICES)
             raise ConfigError(f"layers = {choice!r}: neither layer numbers nor one of {known}") from None
-        return cls(choice, _indices(numbers, num_layers), "each")
+        for number in numbers:
+            if not -(num_layers + 1) <= number <= num_layers:
+                known = f"the encoder has layers 1 to {num_layers}, or -1 to -{num_layers}; 0 is its embeddings"
+                raise ConfigError(f"layer {number}: {known}")
+        layers = tuple(number % (num_layers + 1) for number in numbers)
+        if len(set(layers)) != len(layers):
+            raise ConfigError(f"layers {numbers}: each may be listed only once")
+        return cls(choice, layers, "each")
 
     @property
     def num_vectors(self) -> int:
@@ -82,19 +89,6 @@ class LayerCombination:
             return torch.cat(states, dim=1)[:, None, :]
         stacked = torch.stack(states, dim=1)
         return stacked.sum(dim=1, keepdim=True) if self.join == "sum" else stacked
-
-
-def _indices(numbers: list[int], num_layers: int) -> tuple[int, ...]:
-    found = []
-    for number in numbers:
-        if not -(num_layers + 1) <= number <= num_layers:
-            raise ConfigError(
-                f"layer {number}: the encoder has layers 1 to {num_layers}, or -1 to -{num_layers}; 0 is its embeddings"
-            )
-        found.append(number % (num_layers + 1))
-    if len(set(found)) != len(found):
-        raise ConfigError(f"layers {numbers}: each may be listed only once")
-    return tuple(found)
 
 
 class ScalarMix(nn.Module):
