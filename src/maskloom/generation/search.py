@@ -17,8 +17,9 @@ from maskloom.data.counter_random import uniform
 from maskloom.errors import ConfigError, DataError
 from maskloom.layers.attention import PastTokens
 from maskloom.layers.copies import in_double, to_device
+from maskloom.layers.decoding import Step, next_token_step, width_of_runs
 from maskloom.layers.sequence_layout import SequenceLayout
-from maskloom.layers.transformer import Step, TransformerLayer, next_token_step, width_of_runs
+from maskloom.layers.transformer import TransformerLayer
 from maskloom.models.assembled import EncoderWithHeads
 
 _SMALLEST = {"max_tokens": 1, "top_k": 1, "beam": 1, "num_best": 1, "seed": 0, "min_tokens": 0, "no_repeat_ngram": 0}
