@@ -7,10 +7,10 @@ from torch import nn
 
 from maskloom.generation.search import Decoder
 from maskloom.layers.attention import PastTokens
+from maskloom.layers.decoding import next_token_step, width_of_runs
 from maskloom.layers.processor import onednn
 from maskloom.layers.processor.onednn import pack_for_inference
 from maskloom.layers.sequence_layout import SequenceLayout
-from maskloom.layers.decoding import next_token_step, width_of_runs
 from maskloom.models.assembled import build_model
 from maskloom.models.bart_config import BartConfig
 from maskloom.models.bert_config import BertConfig
