@@ -16,6 +16,7 @@ from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import sentinel
 
 _BLANK = re.compile(r"<(?:[XYZ]|extra_id_\d+)>")
+_SPACED = re.compile(f"( ?){_BLANK.pattern}")
 
 
 def check_fills(model: EncoderWithHeads, tokenizer: Tokenizer) -> None:
@@ -55,9 +56,9 @@ def filled(text: str, target: Continuation, tokenizer: Tokenizer) -> FilledText:
             spans[place].append(token)
     said = (tokenizer.decode(spans.get(place, [])) for place in range(number))
     fillings = [part.removeprefix(tokenizer.vocabulary.prefix).strip() for part in said]
-    rest = iter(fillings)
+    rest = iter(fillings)  # with an empty one, the space before it goes too
     return {
-        "text": _BLANK.sub(lambda _: next(rest), text),
+        "text": _SPACED.sub(lambda found: found[1] + filling if (filling := next(rest)) else "", text),
         "fillings": fillings,
         "log_probability": target.log_probability,
         "finish": target.finish,

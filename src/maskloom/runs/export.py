@@ -60,10 +60,13 @@ def export(run: Path, out: Path, *, step: int | None = None, stage: str | None =
             return _copy_of(run / "model", out)
         raise ConfigError(f"{run} contains several runs; export one of them")
     recipe = load_recipe(PretrainRecipe if kind == "pretrain" else FinetuneRecipe, run / RECIPE)
-    chosen, refused = _chosen(run, found, step, stage)
+    has_model = is_default and (run / "model" / CONFIG).exists()
     is_finished = kind == "finetune" and is_default and (run / METRICS).exists()
+    if has_model and is_finished:
+        return _copy_of(run / "model", out)
+    chosen, refused = _chosen(run, found, step, stage)
     if chosen is None or is_finished:
-        if is_default and (run / "model" / CONFIG).exists():
+        if has_model:
             return _copy_of(run / "model", out)
         steps = {name: sorted(map(step_of, step_folders(folder))) for name, folder in found.items()}
         held = "; ".join(f"{name}: steps {', '.join(map(str, numbers))}" for name, numbers in steps.items() if numbers)

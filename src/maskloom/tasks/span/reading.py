@@ -218,7 +218,7 @@ def question_rows(
         raise DataError(f"{path}: a .txt file has no contexts; use SQuAD's .json, or .jsonl, .csv or .tsv rows")
     rows = tables.read_rows(path, layout)
     seen = tables.up_to_first(rows) if layout == "jsonl" else [next(rows)]
-    names = [name.strip() for name in seen[-1].fields]
+    names = list(seen[-1].fields) if layout == "jsonl" else [name.strip() for name in seen[-1].fields]
     columns = Columns(options.text_column or "question", options.pair_column or "context", options.label_column)
     if layout != "jsonl" or not seen[-1].problem:
         given = replace(options, text_column=columns.text, pair_column=columns.pair)

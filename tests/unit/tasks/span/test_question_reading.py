@@ -269,6 +269,14 @@ def test_wrong_rows_of_csv(tmp_path, row, message):
         read_questions(path)
 
 
+def test_a_key_of_json_lines_counts_as_written(tmp_path):
+    path = write(tmp_path, '{" question": "Who?", "context": "The cat", "answer": "cat"}\n', "data.jsonl")
+    with pytest.raises(
+        DataError, match="line 1: there is no column 'question'; the columns are ' question', 'context'"
+    ):
+        read_questions(path)
+
+
 def test_columns_by_name(tmp_path):
     text = "frage\ttext\tantwort\tstart\nWer?\tDie Katze\tKatze\t4\n"
     path = write(tmp_path, text, "data.tsv")
