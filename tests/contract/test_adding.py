@@ -80,7 +80,7 @@ def test_all_three_go_from_text_to_predictions(rows, corpus, tmp_path, monkeypat
     assert isinstance(tuned.model.encoder, Bag)
     assert tuned.task.objective == Smoothed(0.2)
     assert [found["label"] for found in tuned.predict(["the a cat", "the c cat"])] == ["a", "c"]
-    predict("tuned", "dev.csv", "out.jsonl")
+    predict("tuned", Path("dev.csv"), Path("out.jsonl"))
     assert len(Path("out.jsonl").read_text().splitlines()) == 15
     shown = examples_of(read_run("tuned", "tuned"), 10, Progress())
     assert (shown["num_right"], shown["num_predicted"], len(shown["confusion"])) == (10, 10, 3)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import os
 
-from maskloom.errors import ConfigError
-
 # Iterations for which a libgomp thread spins before it sleeps, where `shared_cores` cannot help.
 _SPINS = 1000
 _SAY_HOW_TO_WAIT = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
@@ -94,11 +92,14 @@ def available_memory() -> int | None:
     return min(found, default=None)
 
 
-def require_memory(num_bytes: int, what: str, error: type[ValueError] = ConfigError) -> None:
-    """Raise an error that names `what` if the bytes are known not to be available."""
+def require_memory(num_bytes: int, what: str, error: type[ValueError] | None = None) -> None:
+    """Raise an error, by default ConfigError, that names `what` if the bytes are known not to be available."""
     available = available_memory()
     if available is not None and num_bytes > available:
-        raise error(f"{what} takes {num_bytes:,} bytes of memory, but only {available:,} are available")
+        from maskloom.errors import ConfigError
+
+        told = f"takes {num_bytes:,} bytes of memory, but only {available:,} are available"
+        raise (error or ConfigError)(f"{what} {told}")
 
 
 def _left_in(folder: str, limit: str, use: str, start: str) -> int | None:
