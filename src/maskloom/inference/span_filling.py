@@ -56,9 +56,15 @@ def filled(text: str, target: Continuation, tokenizer: Tokenizer) -> FilledText:
             spans[place].append(token)
     said = (tokenizer.decode(spans.get(place, [])) for place in range(number))
     fillings = [part.removeprefix(tokenizer.vocabulary.prefix).strip() for part in said]
-    rest = iter(fillings)  # with an empty one, the space before it goes too
+    rest = iter(fillings)
+
+    def replaced(blank: re.Match[str]) -> str:
+        filling, follows = next(rest), text[blank.end() : blank.end() + 1]
+        # without words in it, a blank leaves one of the spaces around it
+        return blank[1] + filling if filling or follows.isalnum() else ""
+
     return {
-        "text": _SPACED.sub(lambda found: found[1] + filling if (filling := next(rest)) else "", text),
+        "text": _SPACED.sub(replaced, text),
         "fillings": fillings,
         "log_probability": target.log_probability,
         "finish": target.finish,

@@ -1,6 +1,7 @@
-"""Attention between queries and keys of different lengths: scaled dot products, or one of four energies.
+"""Attention between queries and keys of different lengths, in plain arithmetic.
 
-It covers every case in plain arithmetic; `layers.attention` has the fast path for an encoder's self-attention.
+`attend_between` takes scaled dot products, with score biases, past keys and explicit masks; `EnergyAttention` takes one
+of four energies. `layers.attention` has the fast path for an encoder's self-attention.
 """
 
 from __future__ import annotations

@@ -65,8 +65,9 @@ class Tokenizer(ABC):
     """The interface of every tokenizer; `load` opens any folder, recognising the kind by its files.
 
     `template` holds the marks around the texts of a task, `running_text` the marks for language modelling. `lowercase`
-    also strips accents. `max_length` is the model's limit in tokens. `targets` is the tokenizer of a decoder's
-    output if that has its own vocabulary; it is stored in the subfolder `TARGETS`.
+    also strips accents. `max_length` is the model's limit in tokens; a limit too small for the marks raises
+    ConfigError. `targets` is the tokenizer of a decoder's output if that has its own vocabulary; it is stored in the
+    subfolder `TARGETS`.
     """
 
     vocabulary: Vocabulary
@@ -80,6 +81,10 @@ class Tokenizer(ABC):
     task_marks: ClassVar[str]
     text_marks: ClassVar[str]
     has_segments: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.max_length < 3:
+            raise ConfigError(f"max_length = {self.max_length}: it must be at least 3, special tokens included")
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:

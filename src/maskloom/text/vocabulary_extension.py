@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from maskloom.errors import ConfigError
 from maskloom.text.vocabulary import CONTINUATION_PREFIX, MAX_WORD_LENGTH, Vocabulary, longest_pieces
 
 # Anything with more pieces is not a word: addresses, sequences, noise.
@@ -31,8 +32,11 @@ def choose_pieces(
     with `##`, inside it, that occur at least `min_frequency` times. The choice is greedy: next comes the piece that
     saves most pieces where its run occurs, corrected by splitting the words again (WordPiece, longest match first);
     ties go to the lower code points. A piece that would make a known word unknown is rejected, and unknown words stay
-    unknown.
+    unknown. Raises ConfigError for numbers below 1.
     """
+    for name, value in (("num_pieces", num_pieces), ("min_frequency", min_frequency)):
+        if value < 1:
+            raise ConfigError(f"{name} = {value}: it must be at least 1")
     words = _CutWords(counts, set(vocabulary.tokens))
     old = set(vocabulary.tokens)
     # (-pieces saved, token, the estimate it comes from, number of pieces chosen when words were split, or -1)

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tokenizers import pre_tokenizers
 
@@ -65,15 +65,22 @@ class VocabularySettings:
 
     def check(self) -> None:
         """Raise ConfigError for values that no vocabulary can have."""
+        for name, value, known in (("model", self.model, get_args(Model)), ("score", self.score, get_args(Score))):
+            if value not in known:
+                raise ConfigError(f"{name} = {value!r}: it must be one of {', '.join(map(repr, known))}")
         if self.model in _FIRST and self.score != "frequency":
             raise ConfigError(f"score = {self.score!r}: byte pairs are merged by frequency; leave --score out")
         if self.model == "words" and (self.score != "frequency" or self.sentinels):
             raise ConfigError("model = 'words' has neither merges nor sentinels; leave --score and --sentinels out")
         if self.model == "byte-bpe" and self.lowercase:
             raise ConfigError("lowercase = True: byte-level pieces keep the case of the text, as in GPT-2 and BART")
-        least = len(self.specials) + len(self.last) + 1
-        if self.size < least:
-            raise ConfigError(f"size = {self.size}: it must be at least {least}")
+        if self.model in ("byte-bpe", "words") and self.alphabet_limit != VocabularySettings.alphabet_limit:
+            raise ConfigError(f"model = {self.model!r} does not limit its characters; leave --alphabet-limit out")
+        lowest = {"size": len(self.specials) + len(self.last) + 1, "min_frequency": 1, "alphabet_limit": 1}
+        lowest |= {"max_distinct_words": 1, "sentinels": 0}
+        for name, least in lowest.items():
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} = {getattr(self, name)}: it must be at least {least}")
 
 
 def train_vocabulary(

@@ -28,7 +28,8 @@ class WordPieceTokenizer(Tokenizer):
     `compatibility="google"` splits words of up to 200 characters and treats "[MASK]" in a text as plain text; "hf"
     matches the `tokenizers` library: words of up to 100 characters, and special tokens in a text are recognised.
     Only there are there `added` tokens, whatever surrounds them; words are split into the first `num_pieces` tokens of
-    the vocabulary, or all. Raises ConfigError for added tokens with Google's rules.
+    the vocabulary, or all. Raises ConfigError for a `max_length` below 3, an unknown compatibility, and added tokens
+    with Google's rules.
     """
 
     _: KW_ONLY
@@ -42,6 +43,9 @@ class WordPieceTokenizer(Tokenizer):
     has_segments: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.compatibility not in MAX_WORD_LENGTHS:
+            raise ConfigError(f"compatibility = {self.compatibility!r}: it must be one of 'google', 'hf'")
         if self.added and self.compatibility == "google":
             raise ConfigError("compatibility = 'google': Google's rules have no added tokens, but this vocabulary does")
 

@@ -114,8 +114,8 @@ def test_ids_beyond_the_vocabulary_have_no_text(tmp_path):
     vocabulary = writer.tokenizer.vocabulary
     written = [vocabulary.ids["<extra_id_0>"], vocabulary.ids["one"], len(vocabulary)]
     assert filled("<X> two", Continuation(written), writer.tokenizer)["fillings"] == ["one"]
-    empty = filled("one <X> two <Y>.", Continuation(written[:2]), writer.tokenizer)
-    assert (empty["text"], empty["fillings"]) == ("one one two.", ["one", ""])
+    empty = filled("one <X> two <Y>. a <X> b <X>c", Continuation(written[:2]), writer.tokenizer)
+    assert (empty["text"], empty["fillings"]) == ("one one two. a b c", ["one", "", "", ""])
     reader = Predictor.load(generator_folder(tmp_path / "gpt", "gpt"))
     vocabulary = reader.tokenizer.vocabulary
     assert reader.text_of([vocabulary.ids["one"], len(vocabulary)]) == "one"

@@ -186,9 +186,17 @@ def test_pieces_of_bytes_are_the_same_in_any_order_and_number_of_processes(tmp_p
         ),
         (TEXTS, {"model": "byte-bpe"}, ConfigError, "lowercase = True: byte-level pieces keep the case of the text"),
         (TEXTS, {"model": "byte-bpe", "lowercase": False}, ConfigError, "5 special tokens and 256 symbols .* need 261"),
+        (
+            TEXTS,
+            {"model": "byte-bpe", "lowercase": False, "alphabet_limit": 99},
+            ConfigError,
+            "model = 'byte-bpe' does not limit its characters; leave --alphabet-limit out",
+        ),
         ([""], {}, DataError, "no words in 1 text;"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(texts, options, error, message) -> None:
     with pytest.raises(error, match=message):
         train(texts, **options)
+    with pytest.raises(ConfigError, match="model = 'unigram': it must be one of 'wordpiece', 'bpe', 'byte-bpe'"):
+        train_vocabulary(TEXTS, VocabularySettings(size=100, model="unigram"))  # type: ignore[arg-type]

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from maskloom.errors import DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.text.spelled_tokenizer import BEGIN_SENTENCE, CONTINUES, END_SENTENCE, SpelledTokenizer
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
@@ -38,10 +38,12 @@ def test_the_words_that_a_model_predicts_lie_beside_it(tmp_path):
     assert opened.of_targets.token_ids("cat dog") == [5, 1]
 
 
-def test_another_vocabulary_is_refused(tmp_path):
+def test_another_vocabulary_and_too_short_a_limit_are_refused(tmp_path):
     SpelledTokenizer.of().save(tmp_path)
     content = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
     content["model"]["vocab"]["a"], content["model"]["vocab"]["b"] = 98, 97
     (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(DataError, match=r"tokenizer\.json: its tokens are not the bytes of spelled words"):
         Tokenizer.load(tmp_path)
+    with pytest.raises(ConfigError, match="max_length = 2"):
+        SpelledTokenizer(SpelledTokenizer.of().vocabulary, max_length=2)

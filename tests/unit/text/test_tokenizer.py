@@ -87,6 +87,10 @@ def test_limits_are_checked(letters_vocabulary: Vocabulary) -> None:
         small.encode("a", max_length=17)
     with pytest.raises(ConfigError, match="take 3"):
         small.encode("a", "b", max_length=2)
+    with pytest.raises(ConfigError, match="max_length = 2"):
+        WordPieceTokenizer(letters_vocabulary, max_length=2)
+    with pytest.raises(ConfigError, match="'google', 'hf'"):
+        WordPieceTokenizer(letters_vocabulary, compatibility="bert")  # pyright: ignore[reportArgumentType]
 
 
 def test_special_tokens_in_a_text_are_plain_text_unless_asked(letters_vocabulary: Vocabulary) -> None:

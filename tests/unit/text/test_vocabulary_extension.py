@@ -2,10 +2,12 @@
 
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.word_pieces import wordpiece
 
+from maskloom.errors import ConfigError
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from maskloom.text.vocabulary_extension import choose_pieces
 
@@ -93,3 +95,5 @@ def test_a_piece_that_would_make_a_word_unknown_is_not_taken() -> None:
 def test_rare_and_unknown_words_give_nothing() -> None:
     assert choose_pieces({"abc": 2, "zzz": 50}, vocabulary(), num_pieces=5, min_frequency=3) == []
     assert choose_pieces({}, vocabulary(), num_pieces=5, min_frequency=1) == []
+    with pytest.raises(ConfigError, match="num_pieces = 0: it must be at least 1"):
+        choose_pieces({}, vocabulary(), num_pieces=0, min_frequency=1)

@@ -116,7 +116,17 @@ def test_a_size_below_the_alphabet_is_an_error_with_figures() -> None:
     assert len(train(["ab ca"], size=9).vocabulary) == 9
 
 
-@pytest.mark.parametrize("options", [{"size": 5}, {"num_workers": 0}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"size": 5},
+        {"score": "bpe"},
+        {"min_frequency": 0},
+        {"alphabet_limit": 0},
+        {"max_distinct_words": 0},
+        {"num_workers": 0},
+    ],
+)
 def test_impossible_settings_are_named(options: dict[str, Any]) -> None:
     (name,) = options
     with pytest.raises(ConfigError, match=f"^{name} = "):
@@ -190,9 +200,12 @@ def test_sentinels_come_last_and_change_no_other_piece(model: str, tmp_path) -> 
     assert not {150, 151, 152} & {*found.tokenizer.token_ids("fox <extra_id_0>")}
 
 
-def test_an_impossible_number_of_sentinels_is_refused() -> None:
-    with pytest.raises(ConfigError, match="size = 150"):
-        train(size=150, sentinels=145)
+@pytest.mark.parametrize(
+    ("options", "said"), [({"sentinels": -1}, "sentinels = -1"), ({"sentinels": 145}, "size = 150")]
+)
+def test_impossible_numbers_of_sentinels_are_refused(options: dict[str, int], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        train(size=150, **options)
 
 
 def test_whole_words_come_by_their_counts_and_rare_ones_are_unknown():

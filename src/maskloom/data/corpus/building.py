@@ -135,16 +135,14 @@ def build_corpus(
     most `MAX_SHARD_BYTES` of text each. `before_reading` is called with the files, `progress` with ("reading and
     encoding", bytes done, total bytes).
 
-    Raises ConfigError for a language without rules, and if the folder holds a corpus that was built differently or any
-    other files, or lies in a folder of text; FolderInUseError if another process is building in it; DataError if the
-    text has no document, and as `read_documents` does; ChildProcessError as `results_of_processes` does; OSError for a
-    full disk.
+    Raises ConfigError for an invalid setting, and if the folder holds a corpus that was built differently or any other
+    files, or lies in a folder of text; FolderInUseError if another process is building in it; DataError if the text has
+    no document, and as `read_documents` does; ChildProcessError as `results_of_processes` does; OSError for a full
+    disk.
     """
     paths = [paths] if isinstance(paths, str | Path) else list(paths)
     out = Path(out).absolute()
-    check_language(settings.language or "en")
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out}: is a file; a corpus needs a folder")
+    _check_settings(out, settings)
     refuse_output_inside(paths, out)
     reading, seen = ReadingReport(), DigestSet()
     files = source_files(paths, reading)
@@ -173,6 +171,16 @@ def build_corpus(
         recipe = {"settings": made_with, "sources": sources}
         manifest = _finish(out, records, recipe, reading, reading.num_documents - len(seen), tokenizer)
         return {**manifest, "num_kept_shards": len(kept)}
+
+
+def _check_settings(out: Path, settings: CorpusSettings) -> None:
+    check_language(settings.language or "en")
+    if settings.sentences not in ("split", "lines"):
+        raise ConfigError(f"sentences is {settings.sentences!r}; it must be 'split' or 'lines'")
+    if settings.shard_tokens < 1:
+        raise ConfigError(f"shard_tokens is {settings.shard_tokens}; it must be positive")
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out}: is a file; a corpus needs a folder")
 
 
 def _finished_corpus(out: Path, recipe: dict[str, Any]) -> dict[str, Any]:

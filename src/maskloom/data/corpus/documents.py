@@ -153,8 +153,12 @@ def read_documents(
 
     Raises DataError (with the file and the line, row or byte offset) for bad text, bad JSON, a missing or ill-typed
     `text` field, truncated compressed files, documents that are too large, a file that changes while it is read, and as
-    `source_files` does.
+    `source_files` does; ConfigError for any other `on_bad_text` or `documents`.
     """
+    if on_bad_text not in ("error", "skip"):
+        raise ConfigError(f"on_bad_text is {on_bad_text!r:.80}; it must be 'error' or 'skip'")
+    if documents not in ("blank-line", "file"):
+        raise ConfigError(f"documents is {documents!r:.80}; it must be 'blank-line' or 'file'")
     report = ReadingReport() if report is None else report
     return _documents_of_files(source_files(paths, report), on_bad_text == "skip", documents, report, longest)
 

@@ -395,9 +395,19 @@ def test_text_without_a_word_is_an_error(tmp_path: Path, content: str) -> None:
         build_corpus(tmp_path / "a.txt", tokenizer=TOKENIZER, out=tmp_path / "out")
 
 
-def test_a_wrong_language_is_named(text: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"language is 'german', .* de, "):
-        build_corpus(text, tokenizer=TOKENIZER, out=tmp_path / "out", settings=CorpusSettings(language="german"))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sentences": "words"}, "sentences is 'words'"),
+        ({"shard_tokens": 0}, "shard_tokens is 0"),
+        ({"on_bad_text": "ignore"}, "on_bad_text is 'ignore'"),
+        ({"documents": "page"}, "documents is 'page'"),
+        ({"language": "german"}, r"language is 'german', .* de, "),
+    ],
+)
+def test_wrong_settings_are_named(text: Path, tmp_path: Path, options, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_corpus(text, tokenizer=TOKENIZER, out=tmp_path / "out", settings=CorpusSettings(**options))
 
 
 def test_what_a_worker_raises_is_raised_here() -> None:

@@ -47,6 +47,8 @@ def test_a_file_can_be_one_document_whatever_blank_lines_it_has(tmp_path: Path) 
     book = write(tmp_path / "a.txt", "\n\nA hard-wrapped\nparagraph.\n\nAnother.\n\n")
     rest = write(tmp_path / "b.jsonl", rows("one", "two"))
     assert texts(book, rest, documents="file") == ["A hard-wrapped\nparagraph.\n\nAnother.", "one", "two"]
+    with pytest.raises(ConfigError, match="documents is 'page'"):
+        read_documents(book, documents="page")  # pyright: ignore[reportArgumentType]
 
 
 def test_old_line_ends_end_lines_in_every_kind_of_file_and_unicode_separators_do_not(tmp_path: Path) -> None:
@@ -289,6 +291,8 @@ def test_wrong_paths_and_kinds_are_named(tmp_path: Path) -> None:
         read_documents(tmp_path)
     with pytest.raises(DataError, match="no text files"):
         read_documents([])
+    with pytest.raises(ConfigError, match="on_bad_text is 'ignore'"):
+        read_documents(tmp_path, on_bad_text="ignore")  # pyright: ignore[reportArgumentType]
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
