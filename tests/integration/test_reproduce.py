@@ -3,9 +3,11 @@
 import json
 import random
 import re
+from dataclasses import replace
 from itertools import product
 from pydoc_data.topics import topics
 from shutil import copytree
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ import torch
 from maskloom.checkpoints.huggingface import load_model
 from maskloom.config import FinetuneRecipe, load_recipe
 from maskloom.errors import ConfigError
-from maskloom.reproduce.experiments import Budget
+from maskloom.reproduce.experiments import EXPERIMENTS, TABLE_5, Budget
 from maskloom.reproduce.running import Repeats, reproduce
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.runs.display import Progress
@@ -113,6 +115,12 @@ def test_table_5_is_run_and_goes_on_where_it_was_stopped(table_5, tmp_path, corp
     assert again["scores"] == whole["scores"]
     with pytest.raises(ConfigError, match="was started with"):
         reproduce("table5", out=tmp_path / "again", **{**how, "overrides": {}})
+    other = replace(TABLE_5, models={**TABLE_5.models, "No NSP": ("data.masked_lm_prob=0.2",)})
+    with (
+        patch.dict(EXPERIMENTS, table5=lambda _: other),
+        pytest.raises(ConfigError, match="was started with .*recipes"),
+    ):
+        reproduce("table5", out=tmp_path / "again", **how)
 
 
 @pytest.mark.slow

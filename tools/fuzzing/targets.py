@@ -259,6 +259,6 @@ def _folder_targets(of: Callable[..., Any], values: Callable[..., Make]) -> list
 
 def prepared(target: Target, surroundings: Surroundings, folder: Path, content: bytes) -> Path:
     """Write a malformed file into a fresh folder together with its surroundings, and return its path."""
-    path = fresh_folder(folder, target.around and surroundings.of(target.around)) / target.name
+    path = fresh_folder(folder, None if target.around is None else surroundings.of(target.around)) / target.name
     path.write_bytes(content)
     return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -110,6 +111,13 @@ class Plan:
             for role, probe in self.probes.items()
             if arm.kind in (None, probe.kind) and probe.kind not in arm.not_for
         ]
+
+    def digest(self) -> str:
+        """Return a digest of all recipes' own values: another version may state an experiment differently."""
+        recipes = [self.pretraining(*run) for run in self.pretrainings()]
+        recipes += [self.finetuning(arm, self.probes[role], seed) for arm, role, seed in self.jobs()]
+        values = "\n".join(recipe.model_dump_json(exclude_defaults=True) for recipe in recipes)
+        return hashlib.sha256(values.encode()).hexdigest()[:16]
 
     def pretrainings(self) -> list[tuple[str, int]]:
         """Return the pre-training jobs: model and seed."""

@@ -102,6 +102,7 @@ def reproduce(
     where = out / "corpus" if corpus is None else corpus
     plan = Plan(experiment, recipes, range(repeats.num_seeds), out, where, probes, overrides)
     plan.check()
+    settings["recipes"] = plan.digest()
     given = [resolve_model_folder(folder) for folder in experiment.given.values()]
     stages = Stages(out / "stages.json", settings)
     text = {} if corpus is None else _text_of(corpus)
@@ -237,7 +238,7 @@ def _worker() -> Callable[[tuple[str, Work]], tuple[str, dict[str, Any]]]:
 
 
 def _with_cpu_seconds(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the result of a stage and, as `cpu_seconds`, what it took of this process's time on all cores."""
+    """Return the result of a stage and, as `cpu_seconds`, this process's time on all cores, since it was resumed."""
     started = time.process_time()
     return {**work(), "cpu_seconds": time.process_time() - started}
 
