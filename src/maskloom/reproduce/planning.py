@@ -59,8 +59,6 @@ class Plan:
     def finetuning(self, arm: Arm, probe: Probe, seed: int) -> FinetuneRecipe:
         """Return the recipe for fine-tuning an arm on a task."""
         kind = [f'task="{probe.kind}"'] if probe.kind else []
-        if self.scale == "tiny" and probe.kind == "tagging" and len(self.probes) > 1:
-            kind += ["training.batch_size=32", "training.epochs=2"]  # CoNLL is far larger than the tasks beside it
         own = () if arm.linear and probe.kind != "tagging" else arm.settings
         return self._recipe("finetune", [*kind, *probe.settings, *own], seed, self.experiment.finetuning)
 
