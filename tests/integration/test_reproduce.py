@@ -104,6 +104,8 @@ def test_table_5_is_run_and_goes_on_where_it_was_stopped(table_5, tmp_path, corp
     table = (out / "table.md").read_text()
     assert "|  | rte, accuracy | sst-2, accuracy | squad, f1 | the paper |" in table
     assert "| + BiLSTM |" in table
+    assert f"; {whole['cpu_seconds'] / 60:.0f} CPU minutes, " in table
+    assert whole["cpu_seconds"] > sum(found["cpu_seconds"] for runs in whole["models"].values() for found in runs) > 0
     assert "SQuAD 84.9 |" in table
     assert all(trend["claim"] in table for trend in whole["trends"])
     assert (out / "report.html").read_text().count("<svg") == 3

@@ -165,9 +165,7 @@ def _run(plan: Plan, stages: Stages, num_jobs: int, progress: Progress) -> dict[
     found = _results(works, told, stages, 1 if compared else num_jobs, progress)
     models = {run: found[pretraining_stage(*run)] for run in pretrainings}
     found = _results(scorings, told, stages, num_jobs, progress)
-    # absent in stages of earlier versions
-    cpu_seconds = [result["cpu_seconds"] for result in (*models.values(), *found.values()) if "cpu_seconds" in result]
-    is_timed = len(cpu_seconds) == len(models) + len(found)
+    cpu_seconds = sum(result["cpu_seconds"] for result in (*models.values(), *found.values()))
     scored = [(arm.name, role, found[scoring_stage(arm, role, seed)]) for arm, role, seed in jobs]
     scores: dict[str, dict[str, list[float]]] = {}
     for name, role, result in scored:
@@ -179,7 +177,7 @@ def _run(plan: Plan, stages: Stages, num_jobs: int, progress: Progress) -> dict[
         scores.setdefault(arm.name, {})[measure] = values
     return {
         **_trained(plan, stages),
-        "cpu_seconds": sum(cpu_seconds) if is_timed else None,
+        "cpu_seconds": cpu_seconds,
         "models": {model: [models[run] for run in pretrainings if run[0] == model] for model in plan.experiment.models},
         "scores": scores,
         "references": {role: one["reference"] for _, role, one in scored if one["reference"] is not None},
