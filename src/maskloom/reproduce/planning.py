@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -111,9 +111,10 @@ class Plan:
         ]
 
     def digest(self) -> str:
-        """Return a digest of all recipes' own values: another version may state an experiment differently."""
-        recipes = [self.pretraining(*run) for run in self.pretrainings()]
-        recipes += [self.finetuning(arm, self.probes[role], seed) for arm, role, seed in self.jobs()]
+        """Return a digest of one seed's recipes: another version may state an experiment differently."""
+        one = replace(self, seeds=self.seeds[:1])  # seeds may be added later
+        recipes = [one.pretraining(*run) for run in one.pretrainings()]
+        recipes += [one.finetuning(arm, one.probes[role], seed) for arm, role, seed in one.jobs()]
         values = "\n".join(recipe.model_dump_json(exclude_defaults=True) for recipe in recipes)
         return hashlib.sha256(values.encode()).hexdigest()[:16]
 

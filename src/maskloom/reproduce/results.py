@@ -124,14 +124,14 @@ def _more_tables(experiment: Experiment, results: Mapping[str, Any]) -> list[tup
 
 def _how(num_seeds: int) -> str:
     """Return what the figures are, how trends are decided, and how often that errs (Student's t)."""
-    from scipy.stats import t
-
     how = (
         "Mean ± standard deviation over seeds. A trend is *shown* if the mean of its per-seed differences is more than "
         "two standard errors above 0, *denied* if it is more than two below 0, and *not shown* otherwise."
     )
     if num_seeds < 2:
         return how
+    from scipy.stats import t  # slow to import
+
     chance = f"{100 * float(t.sf(2, num_seeds - 1)):.0f}%"
     return f"{how} Where there is no real difference, {chance} of trends are shown by chance, and as many denied."
 

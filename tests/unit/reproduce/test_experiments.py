@@ -117,6 +117,17 @@ def test_table_3_changes_one_thing_at_a_time_and_has_the_papers_parameters(tmp_p
                 assert count / 1e6 == pytest.approx(arm.millions, rel=0.015)  # the paper rounds to millions
 
 
+def test_a_folder_knows_other_recipes_and_takes_more_seeds(tmp_path):
+    """Regression: more seeds counted as other recipes, and were refused."""
+
+    def digest(seeds: int, **overrides: list[str]) -> str:
+        plan = Plan(EXPERIMENTS["table5"]("tiny"), "tiny", range(seeds), tmp_path, tmp_path, {}, overrides)
+        return plan.digest()
+
+    assert digest(1) == digest(3)
+    assert digest(1) != digest(1, pretrain=["training.steps=7"])
+
+
 def test_the_models_of_table_5_read_the_same_pairs(tmp_path):
     plan = Plan(EXPERIMENTS["table5"]("tiny"), "tiny", range(1), tmp_path, tmp_path, {}, {})
     recipes = {name: plan.pretraining(name, 0) for name in plan.experiment.models}

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import FrameType
 
+from maskloom.system.launch import is_one_of_several
+
 EXIT_QUEUE_AGAIN, EXIT_INTERRUPTED = 75, 130  # EX_TEMPFAIL of sysexits.h; 128 + SIGINT, as in shells
 
 # sent by a terminal (SIGINT, SIGHUP) or a scheduler (SIGTERM, SIGUSR1)
@@ -78,10 +80,18 @@ class StopRequests:
             yield
 
     def raise_if_due(self) -> None:
-        """Raise Interrupted for a noted signal, unless signals are deferred."""
-        if self.received is not None and not self._is_deferred:
-            RAISED.append(self.received)
-            raise Interrupted(self.received)
+        """Raise Interrupted for a noted signal, unless signals are deferred.
+
+        While one of several processes handles an error, the signal waits: the loss of a process fails the others' calls
+        and makes torchrun send them SIGTERM, and the loss is what they must report.
+        """
+        if self.received is None or self._is_deferred:
+            return
+        if is_one_of_several() and isinstance(sys.exception(), Exception):
+            self._try_again()
+            return
+        RAISED.append(self.received)
+        raise Interrupted(self.received)
 
     @contextmanager
     def _answering(self, *, is_deferred: bool) -> Iterator[None]:
@@ -98,9 +108,12 @@ class StopRequests:
 
     def _raise_again(self, lost: sys.UnraisableHookArgs) -> None:
         """Raise an Interrupted again a moment later if Python lost it in a callback, such as those of imports."""
-        if not isinstance(lost.exc_value, Interrupted):
+        if isinstance(lost.exc_value, Interrupted):
+            self._try_again()
+        else:
             self._hook(lost)
-            return
+
+    def _try_again(self) -> None:
         signal.signal(signal.SIGALRM, lambda *_: self in _active and self.raise_if_due())
         signal.setitimer(signal.ITIMER_REAL, 0.01)
 

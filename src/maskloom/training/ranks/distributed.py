@@ -214,10 +214,7 @@ def distributed_ranks(parallel: str, *, limit: float, device: torch.device) -> I
         with undisturbed():  # torchrun tells the others to stop when one is lost
             _blame(error, watch)
         raise
-    except BaseException as stop:
-        if isinstance(stop.__context__, RuntimeError):  # a call failed, and then the signal came
-            with undisturbed():
-                _blame(stop.__context__, watch)
+    except BaseException:
         watch.leave(None)
         if ranks is None or not ranks.has_begun:  # later, all agree to stop; torchrun does not report a lost rank
             with undisturbed():

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import weakref
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -146,3 +146,39 @@ def _field(pid: int, name: str) -> str:
             return next((line.split()[1] for line in file if line.startswith(f"{name}:")), "0")
     except OSError:
         return "0"
+
+
+@pytest.fixture
+def is_one_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+
+def _fail_while_a_signal_comes() -> None:
+    """Raise RuntimeError; the signal comes while it leaves a context, and an outer context names the cause."""
+    with ExitStack() as stack:
+        stack.callback(_send, "SIGTERM")
+        raise RuntimeError("a call failed")
+
+
+@pytest.mark.usefixtures("is_one_of_two")
+def test_the_error_of_a_lost_process_is_reported_though_a_signal_comes_on_its_way() -> None:
+    """Regression: torchrun's SIGTERM replaced the error of a failed call before the lost rank was named."""
+    with pytest.raises(RuntimeError, match="a call failed"), StopRequests():
+        _fail_while_a_signal_comes()
+
+
+@pytest.mark.usefixtures("is_one_of_two")
+def test_a_signal_that_waited_for_an_error_is_raised_when_that_is_over() -> None:
+    def work() -> None:
+        with StopRequests():
+            with suppress(RuntimeError):
+                _fail_while_a_signal_comes()
+            time.sleep(10.0)
+
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        work()
+
+
+def test_alone_a_signal_does_not_wait_for_an_error() -> None:
+    with pytest.raises(Interrupted, match="SIGTERM"), StopRequests():
+        _fail_while_a_signal_comes()
