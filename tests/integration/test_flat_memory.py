@@ -86,8 +86,7 @@ def test_the_peak_is_that_of_a_piece(tmp_path, monkeypatch, kind):
     allowed = 150 * 2000 if kind == "regression" else 0
     assert large < 1.2 * small + allowed
     monkeypatch.setattr(evaluate_run, "_PIECE", 2000)
-    whole = peak_of(lambda: evaluate(folder, many))
-    assert whole > 3 * large or kind == "regression"
+    assert peak_of(lambda: evaluate(folder, many)) > 3 * large or kind == "regression"
 
 
 @pytest.mark.slow
