@@ -75,7 +75,6 @@ def test_a_gpt_2_learns_on_the_same_bytes_from_left_to_right(folder, tmp_path):
     recipe |= {"model.config": {"hidden_size": 32, "num_attention_heads": 2, "pre_norm": True}}
     how = {"steps": 40, "batch_size": 8, "learning_rate": 1e-2, "progress": False}
     result = maskloom.pretrain(folder / "corpus", tmp_path / "run", recipe=recipe, **how)
-    print("SCORE", result)
     assert result["lm_perplexity"] < 10
     (found,) = maskloom.load(tmp_path / "run").generate(["Today the DOG"])
     assert "sees" in found["text"]

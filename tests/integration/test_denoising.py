@@ -45,7 +45,7 @@ def folder(tmp_path_factory):
         for b, v in zip(ANIMALS, VERBS, strict=True)
     ]
     (folder / "text.txt").write_text("\n\n".join(documents), encoding="utf-8")
-    (folder / "few.txt").write_text("\n\n".join(documents[::3]), encoding="utf-8")
+    (folder / "few.txt").write_text("\n\n".join(documents[::6]), encoding="utf-8")
     for name, sentinels in (("corpus", 12), ("plain", 0)):
         vocab = folder / f"{name}-vocab"
         size = ("--size", 70 + sentinels, "--sentinels", sentinels)
@@ -148,8 +148,8 @@ def restored(corpus, out, noise, **training):
 )
 def test_a_handful_of_documents_is_restored_exactly(folder, tmp_path, noise):
     """Greedy decoding of the training sources returns the documents."""
-    found, targets = restored(folder / "few", tmp_path / "run", noise, steps=100, batch_size=9, learning_rate=5e-3)
-    assert len(targets) == 9
+    found, targets = restored(folder / "few", tmp_path / "run", noise, steps=60, batch_size=5, learning_rate=5e-3)
+    assert len(targets) == 5
     assert found == targets
 
 

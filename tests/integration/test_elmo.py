@@ -54,7 +54,6 @@ def run(corpus, tmp_path_factory):
 
 def test_both_ways_learn_and_a_stopped_run_ends_with_the_same_weights(run, corpus, tmp_path):
     metrics = json.loads((run / "metrics.json").read_text(encoding="utf-8"))
-    print("SCORE", metrics)
     assert metrics["forward_perplexity"] < 5
     assert metrics["backward_perplexity"] < 5
     out = tmp_path / "run"
