@@ -83,7 +83,7 @@ def test_the_initial_weights_are_evaluated_before_step_1_and_stand_beside_the_en
     assert result["before"] == pytest.approx(after)
     assert [line for line in said if line.startswith("before step 1: held-out MLM loss")]
     assert not [line for line in said if line.startswith("random weights")]
-    result, _ = run(corpus, tmp_path / "trained", init, "training.learning_rate=0.01", "training.steps=40")
+    result, _ = run(corpus, tmp_path / "trained", init, "training.learning_rate=0.01", "training.steps=15")
     assert result["mlm_loss"] < result["before"]["mlm_loss"] == pytest.approx(after["mlm_loss"])
     (start,) = starts(tmp_path / "trained")
     assert start["metrics"] == result["before"]

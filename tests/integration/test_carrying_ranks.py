@@ -17,6 +17,7 @@ PROGRAM = """
 import json, os, sys
 from pathlib import Path
 import numpy as np
+import torch._dynamo  # or every rank imports it, when it makes its optimizer
 from tests.contract.added_carrying import Remembering
 from tests.unit.training.tiny_sessions import run_session, tiny_session
 from maskloom.data.batch import PretrainingBatch

@@ -23,7 +23,7 @@ from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 GOOD, BAD, OTHERS = ["fine", "great"], ["awful", "poor"], ["film", "book", "very", "and", "so"]
-TRAINING = {"epochs": 8.0, "batch_size": 8, "learning_rate": 5e-3, "num_threads": 1}
+TRAINING = {"epochs": 3.0, "batch_size": 8, "learning_rate": 1e-2, "num_threads": 1}
 HEADER = ["", "video-id", "fold-ind", "startphrase", "sent1", "sent2", "gold-source", *(f"ending{n}" for n in range(4))]
 
 
@@ -219,7 +219,7 @@ def write_race(folder, num_articles, seed):
 
 def test_race_is_trained_and_predicted_from_its_folders(model_folder, tmp_path, monkeypatch):
     data = {part: write_race(tmp_path / "RACE" / part, number, number) for part, number in (("train", 30), ("dev", 12))}
-    values = {"task": "choice", "data": {"max_length": 24}, "training": TRAINING}
+    values = {"task": "choice", "data": {"max_length": 24}, "training": {**TRAINING, "epochs": 2.0}}
     recipe = validate_recipe(FinetuneRecipe, values, source="test")
     reading = ReadingOptions(format="race")
     result = finetune(recipe, model=model_folder, out=tmp_path / "run", reading=reading, **data)

@@ -7,15 +7,10 @@ import sys
 import pytest
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "maskloom", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
-
-
-def test_help_names_every_command_without_heavy_imports() -> None:
+def test_help_names_every_command_without_heavy_imports(run) -> None:
     code = "import sys; from maskloom.cli import app; print(sorted({'torch', 'numpy', 'pydantic'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
-    shown = run("--help").stdout
+    shown = run("--help")
     names = (
         "vocab",
         "corpus",
@@ -67,18 +62,16 @@ def test_wrong_use_is_answered_by_name(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_json_is_one_object_on_standard_output(minilm_folder) -> None:
-    result = run("info", str(minilm_folder), "--json")
-    info = json.loads(result.stdout)
+def test_json_is_one_object_and_the_only_output(run, minilm_folder) -> None:
+    info = json.loads(run("info", minilm_folder, "--json"))
     assert info["kind"] == "model"
     assert info["parameters"]["encoder"] == 22_713_216
     assert info["hidden_size"] == 384
 
 
-def test_a_folder_that_is_a_link_to_itself_is_one_line(tmp_path):
+def test_a_folder_that_is_a_link_to_itself_is_one_line(run, tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "text.txt").write_text("some words\n", encoding="utf-8")
-    ended = run("vocab", "train", str(tmp_path / "text.txt"), "--size", "50", "--out", str(tmp_path / "loop"))
-    assert ended.returncode == 1
-    assert "Symlink loop" in ended.stderr or "symbolic links" in ended.stderr
-    assert len(ended.stderr.strip().splitlines()) == 1
+    said = run("vocab", "train", tmp_path / "text.txt", "--size", 50, "--out", tmp_path / "loop", code=1)
+    assert "Symlink loop" in said or "symbolic links" in said
+    assert len(said.strip().splitlines()) == 1

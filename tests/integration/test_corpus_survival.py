@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="fi
 
 @pytest.fixture(scope="module")
 def builds(server, budget):
-    return prepare(server, budget.work / "left-alone", megabytes=2)
+    return prepare(server, budget.work / "left-alone", megabytes=1.2)
 
 
 @pytest.mark.parametrize("number", range(3))

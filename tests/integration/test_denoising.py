@@ -45,7 +45,7 @@ def folder(tmp_path_factory):
         for b, v in zip(ANIMALS, VERBS, strict=True)
     ]
     (folder / "text.txt").write_text("\n\n".join(documents), encoding="utf-8")
-    (folder / "few.txt").write_text("\n\n".join(documents[::3]), encoding="utf-8")
+    (folder / "few.txt").write_text("\n\n".join(documents[::6]), encoding="utf-8")
     for name, sentinels in (("corpus", 12), ("plain", 0)):
         vocab = folder / f"{name}-vocab"
         size = ("--size", 70 + sentinels, "--sentinels", sentinels)
@@ -73,18 +73,18 @@ def test_sentinels_are_the_last_pieces_and_text_never_holds_one(folder):
 )
 def test_a_run_resumes_and_its_model_is_fine_tuned(folder, tmp_path, objective, part):
     say = ("pretrain", "--corpus", folder / "corpus", *MODEL, "--set", f"objective={objective}", "--json")
-    more = ("--learning-rate", "3e-3", "--set", "training.save_every=5", "--set", "training.evaluate_every=10")
-    whole = json.loads(invoke(*say, *more, "--steps", 20, "--out", tmp_path / "whole").splitlines()[-1])
+    more = ("--learning-rate", "3e-3", "--set", "training.save_every=4", "--set", "training.evaluate_every=8")
+    whole = json.loads(invoke(*say, *more, "--steps", 8, "--out", tmp_path / "whole").splitlines()[-1])
     assert {f"{part}_loss", f"{part}_accuracy", f"{part}_perplexity"} < {*whole}
     small = ("--set", "training.micro_batch_size=3")
-    again = json.loads(invoke(*say, *more, *small, "--steps", 20, "--out", tmp_path / "micro").splitlines()[-1])
+    again = json.loads(invoke(*say, *more, *small, "--steps", 8, "--out", tmp_path / "micro").splitlines()[-1])
     assert again[f"{part}_loss"] == pytest.approx(whole[f"{part}_loss"], rel=1e-4)
     weights = load_file(tmp_path / "whole" / "model" / "model.safetensors")
-    last = tmp_path / "whole" / "checkpoints" / "phase-1" / "step-00000020"
+    last = tmp_path / "whole" / "checkpoints" / "phase-1" / "step-00000008"
     shutil.rmtree(last)
     (tmp_path / "whole" / "metrics.json").unlink()
-    said = invoke(*say, *more, "--steps", 20, "--out", tmp_path / "whole", "--resume")
-    assert "continuing at 15 of 20" in said
+    said = invoke(*say, *more, "--steps", 8, "--out", tmp_path / "whole", "--resume")
+    assert "continuing at 4 of 8" in said
     assert (last / "manifest.json").exists()
     resumed = load_file(tmp_path / "whole" / "model" / "model.safetensors")
     assert {*weights} == {*resumed}
@@ -95,7 +95,7 @@ def test_a_run_resumes_and_its_model_is_fine_tuned(folder, tmp_path, objective, 
         rows = [{"source": f"the {a} runs", "target": a} for a in ANIMALS] * 2
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     data = ("--train", tmp_path / "train.jsonl", "--dev", tmp_path / "dev.jsonl", "--out", tmp_path / "tuned")
-    tuning = ("--task", "seq2seq", "--steps", 5, "--set", "data.max_length=24", "--set", "seq2seq.max_target_length=8")
+    tuning = ("--task", "seq2seq", "--steps", 2, "--set", "data.max_length=24", "--set", "seq2seq.max_target_length=8")
     invoke("finetune", "--model", tmp_path / "whole", *data, *tuning)
     assert isinstance(maskloom.load(tmp_path / "tuned").predict(["the cat runs"])[0]["text"], str)
     card = (tmp_path / "whole" / "model" / "README.md").read_text()
@@ -148,8 +148,8 @@ def restored(corpus, out, noise, **training):
 )
 def test_a_handful_of_documents_is_restored_exactly(folder, tmp_path, noise):
     """Greedy decoding of the training sources returns the documents."""
-    found, targets = restored(folder / "few", tmp_path / "run", noise, steps=100, batch_size=9, learning_rate=5e-3)
-    assert len(targets) == 9
+    found, targets = restored(folder / "few", tmp_path / "run", noise, steps=60, batch_size=5, learning_rate=5e-3)
+    assert len(targets) == 5
     assert found == targets
 
 

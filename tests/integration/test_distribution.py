@@ -17,11 +17,17 @@ def test_the_wheel_holds_every_file_of_the_package(wheel):
     expected = {path for path in files if "__pycache__" not in path.parts}
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if not name.endswith("/")]
-        (metadata,) = (archive.read(name).decode() for name in names if name.endswith(".dist-info/METADATA"))
+        metadata, scripts = (
+            archive.read(name).decode()
+            for part in ("METADATA", "entry_points.txt")
+            for name in names
+            if name.endswith(f".dist-info/{part}")
+        )
     held = {Path(name).relative_to("maskloom") for name in names if name.startswith("maskloom/")}
     assert held == expected
     assert Path("recipes/squad-v1.toml") in held
     assert Path("reproduce/report.html") in held
+    assert scripts.split() == ["[console_scripts]", "maskloom", "=", "maskloom.__main__:main"]
     assert "Requires-Python: >=3.11\n" in metadata
     versions = re.findall(r"Classifier: Programming Language :: Python :: (\S+)", metadata)
     assert versions == ["3.11", "3.12", "3.13", "3.14"]  # the versions that the tests were run on
@@ -29,6 +35,7 @@ def test_the_wheel_holds_every_file_of_the_package(wheel):
     assert "Project-URL: BERT paper, https://arxiv.org/abs/1810.04805" in metadata
 
 
+@pytest.mark.slow
 def test_commands_run_in_an_empty_folder(environment_of_wheel, tmp_path):
     def run(line):
         how = {"cwd": tmp_path, "env": environment_of_wheel, "capture_output": True, "text": True}

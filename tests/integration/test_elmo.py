@@ -46,7 +46,7 @@ def corpus(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(corpus, tmp_path_factory):
     out = tmp_path_factory.mktemp("run") / "elmo"
-    steps = ("--steps", 120, "--learning-rate", "1e-2")
+    steps = ("--steps", 80, "--learning-rate", "2e-2")
     output = invoke("pretrain", "--corpus", corpus, *SMALL, *steps, "--out", out)
     assert "(forward" in output
     return out
@@ -64,7 +64,7 @@ def test_both_ways_learn_and_a_stopped_run_ends_with_the_same_weights(run, corpu
     assert (before / "carry.safetensors").exists()
     shutil.rmtree(last)
     said = invoke("pretrain", "--corpus", corpus, "--recipe", out / "recipe.toml", "--resume", "--out", out)
-    assert f"continuing at {int(before.name[5:])} of 120" in said
+    assert f"continuing at {int(before.name[5:])} of 80" in said
     again, weights = (load_file(folder / "model" / "model.safetensors") for folder in (out, run))
     assert all(again[name].equal(values) for name, values in weights.items())
 

@@ -28,6 +28,7 @@ from maskloom.training.events import read_events
 
 GOOD, BAD, OTHER = ["fine", "great", "lovely"], ["awful", "poor", "dull"], ["film", "book", "song", "very", "and", "so"]
 TRAINING = {"epochs": 6.0, "batch_size": 8, "learning_rate": 3e-3, "num_threads": 1}
+OPTIMIZERS = {"adamw": {}, "bert_adam": {"head_learning_rate": 2e-2, "optimizer": "bert_adam"}}
 
 
 @pytest.fixture(scope="module")
@@ -86,14 +87,9 @@ def recipe(**values):
     [("single", "accuracy", 0.9), ("regression", "pearson", 0.9), ("multilabel", "f1_micro", 0.8)],
 )
 def test_every_kind_learns_and_can_be_used(model_folder, data, tmp_path, kind, primary, least):
-    train, dev = data(kind, 200)
-    result = finetune(
-        recipe(task=kind, training={"learning_rate": 1e-2, "epochs": 12.0}),
-        model=model_folder,
-        train=train,
-        dev=dev,
-        out=tmp_path / "run",
-    )
+    train, dev = data(kind, 192)
+    settings = recipe(task=kind, training={"learning_rate": 2e-2, "epochs": 6.0, "batch_size": 16})
+    result = finetune(settings, model=model_folder, train=train, dev=dev, out=tmp_path / "run")
     assert result["metric"] == primary
     assert result["best"]["scores"][primary] > least
     again = evaluate(tmp_path / "run", dev)
@@ -155,11 +151,9 @@ def test_a_run_that_cannot_learn_is_called_degenerate(model_folder, data, tmp_pa
 
 
 def test_best_is_kept_and_last_is_told(model_folder, data, tmp_path):
-    train, dev = data("single")
-    out = tmp_path / "run"
+    (train, dev), out = data("single"), tmp_path / "run"
     result = finetune(recipe(), model=model_folder, train=train, dev=dev, out=out)
-    events = read_events(out / "events.jsonl")
-    evaluations = [event for event in events if event["event"] == "evaluation"]
+    evaluations = [event for event in read_events(out / "events.jsonl") if event["event"] == "evaluation"]
     assert [event["step"] for event in evaluations] == [8, 16, 24, 32, 40, 48]
     scores = [event["metrics"]["accuracy"] for event in evaluations]
     assert result["best"]["scores"]["accuracy"] == max(scores)
@@ -203,13 +197,24 @@ class _Stop(Progress):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(("stage", "step"), [("seed 0", 1), ("seed 0", 13), ("seed 0", 24), ("seed 1", 9)])
-def test_a_crashed_run_continues_to_the_bit(model_folder, data, tmp_path, stage, step):
-    train, dev = data("single")
-    heads = {"head_learning_rate": 2e-2, "optimizer": "bert_adam"} if step == 13 else {}
-    settings = recipe(restarts=2, training={"epochs": 3.0, **heads})
-    inputs = {"model": model_folder, "train": train, "dev": dev}
-    whole = finetune(settings, **inputs, out=tmp_path / "whole")
+@pytest.fixture(scope="module")
+def uninterrupted(request, model_folder, tmp_path_factory):
+    """Return the recipe of a run of two seeds with 8 steps an epoch, its inputs, its folder and its result."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    parts = {"train": (64, 1), "dev": (40, 2)}
+    files = {name: write_rows(folder / f"{name}.jsonl", "single", *of) for name, of in parts.items()}
+    settings = recipe(restarts=2, training={"epochs": 3.0, **OPTIMIZERS[request.param]})
+    inputs = {"model": model_folder, **files}
+    return settings, inputs, folder / "whole", finetune(settings, **inputs, out=folder / "whole")
+
+
+@pytest.mark.parametrize(
+    ("uninterrupted", "stage", "step"),
+    [("adamw", "seed 0", 1), ("adamw", "seed 0", 24), ("adamw", "seed 1", 9), ("bert_adam", "seed 0", 13)],
+    indirect=["uninterrupted"],
+)
+def test_a_crashed_run_continues_to_the_bit(uninterrupted, tmp_path, stage, step):
+    settings, inputs, folder, whole = uninterrupted
     with pytest.raises(KeyboardInterrupt):
         finetune(settings, **inputs, out=tmp_path / "cut", progress=_Stop(stage, step))
     assert not (tmp_path / "cut" / "model").exists()
@@ -217,7 +222,7 @@ def test_a_crashed_run_continues_to_the_bit(model_folder, data, tmp_path, stage,
     assert again.begun[f"fine-tuning, {stage}"] == (step - 1) // 8 * 8
     assert {**resumed, "model": ""} == {**whole, "model": ""}
     for name in ("model.safetensors", "config.json", "maskloom.json", "vocab.txt"):
-        assert _sum(tmp_path / "cut" / "model" / name) == _sum(tmp_path / "whole" / "model" / name)
+        assert _sum(tmp_path / "cut" / "model" / name) == _sum(folder / "model" / name)
     steps = [(event["stage"], event["step"]) for event in read_events(tmp_path / "cut" / "events.jsonl")
              if event["event"] == "evaluation"]  # fmt: skip
     assert steps == [(f"seed-{seed}", step) for seed in (0, 1) for step in (8, 16, 24)]
@@ -228,9 +233,8 @@ def test_a_crashed_run_continues_to_the_bit(model_folder, data, tmp_path, stage,
 
 
 def test_patience_ends_a_seed_and_a_resumed_run_ends_there_too(model_folder, data, tmp_path):
-    train, dev = data("single")
-    patient = recipe(training={"epochs": 30.0, "patience": 2})
-    inputs = {"model": model_folder, "train": train, "dev": dev}
+    inputs = {"model": model_folder, **dict(zip(("train", "dev"), data("single"), strict=True))}
+    patient = recipe(training={"epochs": 30.0, "patience": 2, "learning_rate": 1e-2})
     whole = finetune(patient, **inputs, out=tmp_path / "whole")
     events = read_events(tmp_path / "whole" / "events.jsonl")
     steps = [event["step"] for event in events if event["event"] == "evaluation"]
@@ -307,39 +311,38 @@ def test_a_resumed_run_remembers_how_to_read(model_folder, tmp_path):
     assert evaluate(tmp_path / "run", tmp_path / "dev.tsv")["matthews"] == first["best"]["scores"]["matthews"]
 
 
-@pytest.mark.parametrize("weights", ["balanced", {"bad": 3.0}])
-def test_class_weights_change_training(model_folder, data, tmp_path, weights):
+def test_class_weights_change_training(model_folder, data, tmp_path):
     train, dev = data("single", 29)
-    plain = finetune(recipe(training={"epochs": 1.0}), model=model_folder, train=train, dev=dev, out=tmp_path / "a")
-    settings = recipe(class_weights=weights, training={"epochs": 1.0})
-    weighted = finetune(settings, model=model_folder, train=train, dev=dev, out=tmp_path / "b")
+    inputs = {"model": model_folder, "train": train, "dev": dev}
+    plain = finetune(recipe(training={"epochs": 1.0}), **inputs, out=tmp_path / "plain")
     assert plain["data"]["class_weights"] is None
-    used = dict(zip(weighted["data"]["labels"], weighted["data"]["class_weights"], strict=True))
     num_good = sum('"good"' in line for line in train.read_text().splitlines())
     balanced = {"bad": 29 / (2 * (29 - num_good)), "good": 29 / (2 * num_good)}
-    assert used == pytest.approx(balanced if weights == "balanced" else {"bad": 3.0, "good": 1.0})
-    assert weighted["last"]["scores"]["loss"] != plain["last"]["scores"]["loss"]
-    assert len({_sum(tmp_path / run / "model" / "model.safetensors") for run in "ab"}) == 2
+    for weights, expected in (("balanced", balanced), ({"bad": 3.0}, {"bad": 3.0, "good": 1.0})):
+        settings, out = recipe(class_weights=weights, training={"epochs": 1.0}), tmp_path / f"by-{len(weights)}"
+        weighted = finetune(settings, **inputs, out=out)
+        used = dict(zip(weighted["data"]["labels"], weighted["data"]["class_weights"], strict=True))
+        assert used == pytest.approx(expected)
+        assert weighted["last"]["scores"]["loss"] != plain["last"]["scores"]["loss"]
+        assert len({_sum(run / "model" / "model.safetensors") for run in (tmp_path / "plain", out)}) == 2
 
 
-@pytest.mark.parametrize("weights", ["balanced", {"rare": 40.0}])
-def test_weights_of_positives_make_a_rare_label_likelier(model_folder, tmp_path, weights):
+def test_weights_of_positives_make_a_rare_label_likelier(model_folder, tmp_path):
     draw = random.Random(5)
     for name in ("train", "dev"):
         rows = [{"text": sentence(draw, GOOD), "labels": ["rare"] if number % 10 == 0 else []} for number in range(60)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     files, found = {"train": tmp_path / "train.jsonl", "dev": tmp_path / "dev.jsonl"}, {}
-    for name in ("none", weights):
-        settings, run = (
-            recipe(task="multilabel", class_weights=name, training={"epochs": 2.0}),
-            tmp_path / f"{len(found)}",
-        )
+    for name in ("none", "balanced", {"rare": 40.0}):
+        settings = recipe(task="multilabel", class_weights=name, training={"epochs": 2.0})
+        run = tmp_path / f"{len(found)}"
         used = finetune(settings, model=model_folder, **files, out=run)["data"]["class_weights"]
         predictions = Predictor.load(run).predict(["so very film", "and book film", "so so song"])
         found[str(name)] = used, np.mean([row["probabilities"]["rare"] for row in predictions])
     assert found["none"][0] is None
-    assert found[str(weights)][0] == [9.0 if weights == "balanced" else 40.0]
-    assert found[str(weights)][1] > found["none"][1] + 0.1
+    for name, weight in (("balanced", 9.0), ("{'rare': 40.0}", 40.0)):
+        assert found[name][0] == [weight]
+        assert found[name][1] > found["none"][1] + 0.1
 
 
 def test_weights_of_tags_make_a_rare_tag_likelier(model_folder, tmp_path):
@@ -394,9 +397,8 @@ def test_class_lists(model_folder, data, tmp_path):
     result = finetune(settings, **inputs, out=tmp_path / "one", reading=listed)
     assert result["data"]["labels"] == ["good", "bad", "mixed", "odd"]
     assert "2 of 4 labels do not occur in train and cannot be learned: mixed, odd" in result["data"]["notes"]
-    assert set(Predictor.load(tmp_path / "one").predict(["so film"])[0]["probabilities"]) == set(
-        result["data"]["labels"]
-    )
+    (predicted,) = Predictor.load(tmp_path / "one").predict(["so film"])
+    assert {*predicted["probabilities"]} == {*result["data"]["labels"]}
     train, dev = data("regression", 24)
     with pytest.raises(ConfigError, match="a regression task has no label names"):
         finetune(
@@ -458,11 +460,9 @@ def test_a_slip_in_a_label_is_told(model_folder, data, tmp_path):
 def test_bad_input_is_refused_before_anything_is_written(model_folder, tmp_path, train, dev, options, error, message):
     (tmp_path / "train.csv").write_text(train)
     (tmp_path / "dev.csv").write_text(dev)
+    files = {part: tmp_path / f"{part}.csv" for part in ("train", "dev")}
     with pytest.raises(error, match=message):
-        finetune(
-            recipe(**options), model=model_folder, train=tmp_path / "train.csv", dev=tmp_path / "dev.csv",
-            out=tmp_path / "run",
-        )  # fmt: skip
+        finetune(recipe(**options), model=model_folder, **files, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -78,14 +78,14 @@ def _peaks_are_of_pieces(monkeypatch):
 )
 def test_the_peak_is_that_of_a_piece(tmp_path, monkeypatch, kind):
     folder = write_model(tmp_path / "model", kind)
-    few, many = (write_rows(tmp_path / f"{number}.tsv", kind, number) for number in (500, 4000))
-    monkeypatch.setattr(evaluate_run, "_PIECE", 250)
+    few, many = (write_rows(tmp_path / f"{number}.tsv", kind, number) for number in (250, 2000))
+    monkeypatch.setattr(evaluate_run, "_PIECE", 125)
     evaluate(folder, few)  # one-time allocations happen here
     small, large = (peak_of(lambda path=path: evaluate(folder, path)) for path in (few, many))
     # scores of regression need 16 bytes per example, and copies of them to compute ranks
-    allowed = 150 * 4000 if kind == "regression" else 0
+    allowed = 150 * 2000 if kind == "regression" else 0
     assert large < 1.2 * small + allowed
-    monkeypatch.setattr(evaluate_run, "_PIECE", 4000)
+    monkeypatch.setattr(evaluate_run, "_PIECE", 2000)
     assert peak_of(lambda: evaluate(folder, many)) > 3 * large or kind == "regression"
 
 

@@ -7,7 +7,7 @@ from tools.fuzzing.child import outcome_of
 from tools.fuzzing.runner import run_cases
 from tools.fuzzing.targets import Surroundings, Target, all_targets, prepared
 
-NUM_CASES = 500
+NUM_CASES = 250
 
 
 def test_malformed_files_are_read_or_refused_with_a_place(tmp_path):
