@@ -1,8 +1,6 @@
 """The report command on real runs whose texts, labels and names try to inject markup into the page."""
 
 import json
-import subprocess
-import sys
 from html.parser import HTMLParser
 
 import pytest
@@ -75,11 +73,10 @@ def page_of(path):
     return page
 
 
-def test_texts_and_labels_cannot_break_out(setting, tmp_path):
-    command = [sys.executable, "-m", "maskloom", "report", setting / "run", "--out", tmp_path / "page.html"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert f"written to {tmp_path / 'page.html'}" in done.stdout
+def test_texts_and_labels_cannot_break_out(setting, tmp_path, command):
+    code, said = command("report", setting / "run", "--out", tmp_path / "page.html")
+    assert code == 0, said
+    assert f"written to {tmp_path / 'page.html'}" in said
     page = page_of(tmp_path / "page.html")
     assert LABELS[0] in page.text
     assert "\\u202e<svg onload=alert(2)>" in page.text
