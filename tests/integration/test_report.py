@@ -1,6 +1,7 @@
 """The report command on real runs whose texts, labels and names try to inject markup into the page."""
 
 import json
+import shutil
 from html.parser import HTMLParser
 
 import pytest
@@ -86,7 +87,7 @@ def test_texts_and_labels_cannot_break_out(setting, tmp_path, command):
 
 
 def test_examples_need_the_dev_file_as_it_was(setting, tmp_path):
-    run(setting, tmp_path / "run")
+    shutil.copytree(setting / "run", tmp_path / "run")
     report([tmp_path / "run"], tmp_path / "page.html", num_examples=5)
     assert "of 5 are correct; the file has 12" in page_of(tmp_path / "page.html").text
     report([tmp_path / "run"], tmp_path / "page.html", num_examples=0)
@@ -100,7 +101,7 @@ def test_examples_need_the_dev_file_as_it_was(setting, tmp_path):
 
 
 def test_a_page_takes_the_place_of_no_other_file(setting, tmp_path):
-    run(setting, tmp_path / "run")
+    shutil.copytree(setting / "run", tmp_path / "run")
     with pytest.raises(ConfigError, match=r"recipe\.toml: --out names the page to write, an \.html file"):
         report([tmp_path / "run"], tmp_path / "run" / "recipe.toml")
     with pytest.raises(ConfigError, match=r"recipe\.toml does not exist$"):
