@@ -8,7 +8,7 @@ from tests.unit.inference.generators import generator_folder
 
 import maskloom
 
-OWN = {"max_target_length": 128, "beam": 3, "min_tokens": 60, "no_repeat_ngram": 1, "length_penalty": 0.6}
+OWN = {"max_target_length": 128, "beam": 3, "min_tokens": 24, "no_repeat_ngram": 1, "length_penalty": 0.6}
 TEXT = " ".join(["one two three four five six seven eight"] * 4)
 
 
@@ -45,13 +45,13 @@ def test_a_temperature_of_one_draws_in_place_of_the_search(model, generated):
 
 
 def test_usual_values_change_those_of_the_model(model, generated):
-    store(model, no_repeat_ngram=0, min_tokens=70)
-    assert generated()["num_tokens"] >= 70
-    assert generated("--min-tokens", 64, "--max-tokens", 64)["num_tokens"] == 64
-    assert generated("--min-tokens", 0)["num_tokens"] < 70
+    store(model, no_repeat_ngram=0, min_tokens=30)
+    assert generated()["num_tokens"] >= 30
+    assert generated("--min-tokens", 27, "--max-tokens", 27)["num_tokens"] == 27
+    assert generated("--min-tokens", 0)["num_tokens"] < 30
     store(model, min_tokens=0)
     assert generated()["num_tokens"] <= 13  # no token occurs twice
-    assert generated("--no-repeat-ngram", 0, "--min-tokens", 40)["num_tokens"] >= 40
+    assert generated("--no-repeat-ngram", 0, "--min-tokens", 20)["num_tokens"] >= 20
     store(model, no_repeat_ngram=0, min_tokens=10)
     (text,) = maskloom.load(model).generate([TEXT], min_tokens=0, max_tokens=4)
     assert text["num_tokens"] <= 4
@@ -63,7 +63,7 @@ def test_a_file_and_a_page_follow_the_same_settings(model, run, tmp_path):
     found = []
     for seed in (1, 2):
         files = ("--input", tmp_path / "in.txt", "--output", tmp_path / "out.jsonl", "--report", tmp_path / "page.html")
-        run("generate", "--model", model, *files, "--temperature", 1, "--seed", seed)
+        run("generate", "--model", model, *files, "--temperature", 1, "--seed", seed, "--max-tokens", 30)
         found.append(json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8"))["text"])
         page = (tmp_path / "page.html").read_text(encoding="utf-8")
         facts = re.findall(r"<td[^>]*>([^<]*)</td>\s*<td[^>]*>([^<]*)</td>", page)
@@ -75,9 +75,10 @@ def test_the_next_best_are_told_with_the_scores_that_rank_them(model, run, tmp_p
     store(model, no_repeat_ngram=0, min_tokens=0)
     (tmp_path / "in.txt").write_text(f"{TEXT}\n", encoding="utf-8")
     files = ("--input", tmp_path / "in.txt", "--output", tmp_path / "out.jsonl")
+    how = ("--beam", 6, "--num-best", 6, "--max-tokens", 30)
     orders = set()
     for penalty in (0.0, 2.0):
-        run("generate", "--model", model, *files, "--beam", 6, "--num-best", 6, "--length-penalty", penalty)
+        run("generate", "--model", model, *files, *how, "--length-penalty", penalty)
         best = json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8"))
         texts = [best, *best["others"]]
         scores = [text["score"] for text in texts]
@@ -88,7 +89,7 @@ def test_the_next_best_are_told_with_the_scores_that_rank_them(model, run, tmp_p
             assert text["score"] == pytest.approx(text["log_probability"] / ((5 + length) / 6) ** penalty)
         orders.add(tuple(text["text"] for text in texts))
     assert len(orders) == 2
-    said = run("generate", "--model", model, "--prompt", TEXT, "--beam", 6, "--num-best", 6, "--length-penalty", 2)
+    said = run("generate", "--model", model, "--prompt", TEXT, *how, "--length-penalty", 2)
     assert said.splitlines()[:6] == [f"{text['score']:.3f}  {text['text']}" for text in texts]
     assert "score" not in maskloom.load(model).generate([TEXT], temperature=0.0)[0]
 
@@ -96,7 +97,7 @@ def test_the_next_best_are_told_with_the_scores_that_rank_them(model, run, tmp_p
 def test_settings_that_do_not_go_together_are_refused(model, run):
     store(model)
     said = run("generate", "--model", model, "--prompt", TEXT, "--max-tokens", 20, code=3)
-    assert "min_tokens 60: it may not exceed max_tokens, 20" in said
+    assert "min_tokens 24: it may not exceed max_tokens, 20" in said
     said = run("generate", "--model", model, "--prompt", TEXT, "--min-tokens", 80, code=3)
     assert "source 1: min_tokens 80: a target has at most 79 tokens, the most that its decoder reads" in said
     said = run("generate", "--model", model, "--prompt", TEXT, "--temperature", 1, "--num-best", 2, code=3)

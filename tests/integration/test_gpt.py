@@ -54,7 +54,7 @@ def corpus(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(corpus, tmp_path_factory):
     out = tmp_path_factory.mktemp("run") / "gpt"
-    steps = ("--steps", 150, "--learning-rate", "3e-3")
+    steps = ("--steps", 60, "--learning-rate", "5e-3")
     invoke("pretrain", "--corpus", corpus, "--recipe", "gpt-mini", *MODEL, *TRAINING, *steps, "--out", out)
     return out
 
@@ -88,7 +88,7 @@ def test_a_resumed_run_has_the_weights_of_one_left_alone(run, corpus, tmp_path):
     shutil.rmtree(newest)
     recipe = again / "recipe.toml"
     output = invoke("pretrain", "--corpus", corpus, "--recipe", recipe, "--out", again, "--resume")
-    assert "continuing at 145 of 150" in output
+    assert "continuing at 55 of 60" in output
     first, second = (load_file(folder / "model" / "model.safetensors") for folder in (run, again))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -104,7 +104,7 @@ def ids_of_both(folder):
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("step", [None, 145, 150])
+@pytest.mark.parametrize("step", [None, 55, 60])
 def test_transformers_opens_the_model_of_a_run_and_what_is_exported(run, tmp_path, step):
     folder = run / "model"
     if step is not None:
@@ -119,7 +119,7 @@ def test_on_word_pieces_it_reads_sentences_and_never_predicts_their_marks(corpus
     text = corpus.parent / "text.txt"
     invoke("vocab", "train", text, "--out", tmp_path / "vocab", "--size", 60)
     invoke("corpus", "build", text, "--vocab", tmp_path / "vocab", "--out", tmp_path / "corpus")
-    how = (*MODEL, *TRAINING, "--steps", 60, "--learning-rate", "3e-3")
+    how = (*MODEL, *TRAINING, "--steps", 40, "--learning-rate", "5e-3")
     out = tmp_path / "gpt"
     invoke("pretrain", "--corpus", tmp_path / "corpus", "--recipe", "gpt-mini", *how, "--out", out)
     metrics = json.loads((out / "metrics.json").read_text())
@@ -315,11 +315,11 @@ def test_transformers_opens_an_exported_classifier(run, tmp_path):
         assert (logits - peer(ids).logits).abs().max() < 1e-5
 
 
-def fine_tuned_on_tokens(run, folder, task, write, suffix):
+def fine_tuned_on_tokens(run, folder, task, write, suffix, epochs):
     """Fine-tune on a token-level task, export, and return the scores and the exported model."""
     write(folder)
     files = ("--train", folder / f"train{suffix}", "--dev", folder / f"dev{suffix}")
-    how = ("--epochs", 12, "--batch-size", 8, "--max-length", 24, "--learning-rate", "3e-3")
+    how = ("--epochs", epochs, "--batch-size", 8, "--max-length", 24, "--learning-rate", "4e-3")
     invoke("finetune", "--model", run / "model", "--task", task, *files, *how, "--out", folder / "run")
     best = json.loads((folder / "run" / "metrics.json").read_text())["best"]["scores"]
     evaluated = invoke("evaluate", "--model", folder / "run", "--data", files[3], "--json")
@@ -335,7 +335,7 @@ def fine_tuned_on_tokens(run, folder, task, write, suffix):
 
 def test_answers_are_found_and_missed_where_there_are_none(run, tmp_path):
     """The last token stands for no answer, because the first sees neither question nor context."""
-    scores, model = fine_tuned_on_tokens(run, tmp_path, "span", answers, ".json")
+    scores, model = fine_tuned_on_tokens(run, tmp_path, "span", answers, ".json", epochs=10)
     assert scores["exact_match"] > 90
     context = "The RED  cat sees the blue dog."
     found = model.predict([(f"which {animal}?", context) for animal in ("cat", "dog", "bird")])
@@ -344,7 +344,7 @@ def test_answers_are_found_and_missed_where_there_are_none(run, tmp_path):
 
 
 def test_words_are_tagged(run, tmp_path):
-    scores, model = fine_tuned_on_tokens(run, tmp_path, "tagging", tags, ".conll")
+    scores, model = fine_tuned_on_tokens(run, tmp_path, "tagging", tags, ".conll", epochs=8)
     assert scores["f1"] > 0.9
     (found,) = model.predict([["the", "red", "cat", "sees", "the", "white", "dog", "."]])
     assert [entity["text"] for entity in found["entities"]] == ["red", "cat", "white", "dog"]

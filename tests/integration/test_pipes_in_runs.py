@@ -14,8 +14,8 @@ def finished(server, run_data, tmp_path_factory):
     """Return, by the name of each command, its subject and the folder of its finished run."""
     subjects = (
         pretraining(run_data, steps=4, save_every=2, evaluate_every=4),
-        finetuning(run_data, epochs=1),
-        grid_search(run_data, epochs=1),
+        finetuning(run_data, epochs=0.25),
+        grid_search(run_data, epochs=0.25),
     )
     found = {}
     for subject in subjects:

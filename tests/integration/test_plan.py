@@ -24,7 +24,10 @@ from maskloom.training.events import read_events
 from maskloom.training.faults import memory
 
 WORDS = "the array list sorted in place of its values and keys returns a new copy".split()  # noqa: SIM905
-SETTINGS = ["data.max_length=24", "data.held_out_fraction=0.2", "training.batch_size=4", "training.num_threads=1"]
+SETTINGS = [
+    *("data.max_length=24", "data.held_out_fraction=0.2", "training.batch_size=4", "training.num_threads=1"),
+    "training.max_evaluation_instances=8",
+]
 CURVE = {
     "architecture": "bert",
     "objective": "masked_lm",
@@ -55,7 +58,7 @@ def only(result):
 
 def test_a_plan_says_what_the_run_then_does(corpus, tmp_path):
     chosen = recipe("model.size=tiny", "training.steps=6")
-    row = only(plan_pretraining(chosen, corpus=corpus, seconds=0.1))
+    row = only(plan_pretraining(chosen, corpus=corpus, seconds=0.02))
     pretrain(chosen, corpus=corpus, out=tmp_path / "run")
     account = next(event for event in read_events(tmp_path / "run" / "events.jsonl") if event["event"] == "data")
     assert row["steps"] == 6
@@ -76,7 +79,7 @@ def test_a_plan_says_what_the_run_then_does(corpus, tmp_path):
 )
 def test_work_is_counted_by_weights_and_tokens(corpus, more, num_weights):
     chosen = recipe("model.size=tiny", "training.steps=1", "training.batch_size=1", "data.next_sentence=false", *more)
-    once = only(plan_pretraining(chosen, corpus=corpus, seconds=0.1))
+    once = only(plan_pretraining(chosen, corpus=corpus, seconds=0.02))
     # without vocabulary and attention, small at this length: 6 FLOPs per token and block weight
     assert once["flops"] == pytest.approx(6 * num_weights * once["tokens"], rel=0.12)
     assert once["flops"] > 6 * num_weights * once["tokens"]
@@ -85,7 +88,7 @@ def test_work_is_counted_by_weights_and_tokens(corpus, more, num_weights):
 def test_minutes_become_steps_shared_by_phases(corpus):
     phases = "phases=[{max_length=12, steps=30}, {max_length=24, steps=10}]"
     chosen = recipe(phases, "training.minutes=0.1", "model.size=tiny")  # steps take a small part of the minutes
-    row = only(plan_pretraining(chosen, corpus=corpus, seconds=0.1))
+    row = only(plan_pretraining(chosen, corpus=corpus, seconds=0.02))
     assert row["seconds"] == pytest.approx(6, rel=0.1)
     assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["seconds"])
 
@@ -97,7 +100,7 @@ def test_minutes_favour_the_size_whose_reference_run_came_lowest(corpus, monkeyp
     found = {}
     for minutes in (0.001, 1):
         chosen = [recipe(f"training.minutes={minutes}", f"model.size={size}") for size in ("tiny", "mini", "small")]
-        found[minutes] = plan_pretraining(*chosen, corpus=corpus, seconds=0.1)
+        found[minutes] = plan_pretraining(*chosen, corpus=corpus, seconds=0.02)
     assert [result["favoured"] for result in found.values()] == ["mini", "tiny"]
     rows = found[1]["sizes"]
     assert (rows[0]["reference_loss"], rows[0]["is_beyond"]) == (4.0, True)
@@ -109,7 +112,7 @@ def test_minutes_favour_the_size_whose_reference_run_came_lowest(corpus, monkeyp
     assert "tiny  4.00 at step 100, after 5,000 tokens" in said
     assert "best for 60 seconds: tiny; run: maskloom pretrain --corpus DIR --minutes 1 --size tiny --out RUN" in said
     a_day = recipe("training.minutes=1440", "model.size=tiny")
-    day = plan_pretraining(a_day, corpus=corpus, seconds=0.1)  # on any machine
+    day = plan_pretraining(a_day, corpus=corpus, seconds=0.02)  # on any machine
     said = "\n".join(plan_lines(day))
     assert "epochs, more than the paper's 40: more text would help more than more steps" in said
     assert said.count(f"{day['sizes'][0]['epochs']:,.0f}") == 2  # in the table too
@@ -117,14 +120,16 @@ def test_minutes_favour_the_size_whose_reference_run_came_lowest(corpus, monkeyp
 
 @pytest.mark.parametrize("precision", ["fastest", "bf16", pytest.param("fp16", marks=pytest.mark.slow)])
 def test_steps_are_timed_in_the_precision_of_the_recipe(corpus, precision):
-    row = only(plan_pretraining(recipe(f"training.precision={precision}"), corpus=corpus, seconds=0.1))
+    row = only(
+        plan_pretraining(recipe("model.size=tiny", f"training.precision={precision}"), corpus=corpus, seconds=0.02)
+    )
     assert row["tokens_per_second"] > 0
 
 
 def test_steps_are_timed_with_the_threads_of_the_recipe(corpus, monkeypatch):
     asked = []
     monkeypatch.setattr(module.torch, "set_num_threads", asked.append)
-    plan_pretraining(recipe("model.size=tiny", "training.num_threads=2"), corpus=corpus, seconds=0.1)
+    plan_pretraining(recipe("model.size=tiny", "training.num_threads=2"), corpus=corpus, seconds=0.02)
     assert asked == [2]
 
 
@@ -136,19 +141,23 @@ def test_steps_are_timed_by_the_loop_of_the_device(corpus, monkeypatch):
         return plain(*given, ranks=ranks, **more)
 
     monkeypatch.setattr(module, "train_steps", train_steps)
-    only(plan_pretraining(recipe("model.size=tiny"), corpus=corpus, seconds=0.1))
+    only(plan_pretraining(recipe("model.size=tiny"), corpus=corpus, seconds=0.02))
     assert {*told} == {module.chosen_device()}
 
 
 def test_a_left_to_right_run_is_not_like_the_reference(corpus):
-    row = only(plan_pretraining(recipe("objective=causal_lm", "data.next_sentence=false"), corpus=corpus, seconds=0.1))
+    row = only(
+        plan_pretraining(
+            recipe("model.size=tiny", "objective=causal_lm", "data.next_sentence=false"), corpus=corpus, seconds=0.02
+        )
+    )
     assert row["reference_loss"] is None
 
 
 @pytest.mark.parametrize("architecture", ["transformer", "bart"])
 def test_a_decoder_is_planned_as_it_is_trained(corpus, architecture):
     changes = ("objective=denoising", f"model.architecture={architecture}", "model.size=tiny", "training.steps=2")
-    result = plan_pretraining(recipe(*changes), corpus=corpus, seconds=0.1)
+    result = plan_pretraining(recipe(*changes), corpus=corpus, seconds=0.02)
     assert (only(result)["reference_loss"], result["milestones"], result["reference"]) == (None, {}, {})
     assert not any("reference:" in line for line in plan_lines(result))
     (plan,) = phase_plans(recipe(*changes))
@@ -184,14 +193,14 @@ def test_the_work_of_a_decoder_is_what_torch_counts(corpus, architecture):
 def test_a_size_beyond_memory_is_left_out_and_said(corpus, monkeypatch):
     monkeypatch.setattr(module, "available_memory", lambda: 10_000_000)
     recipes = [recipe("training.steps=1", f"model.size={size}") for size in ("tiny", "base")]
-    result = plan_pretraining(*recipes, corpus=corpus, seconds=0.1)
+    result = plan_pretraining(*recipes, corpus=corpus, seconds=0.02)
     assert ([row["size"] for row in result["sizes"]], result["too_large"]) == (["tiny"], ["base"])
     lines = plan_lines(result)
     assert "base: its weights, gradients and moments take more memory than is free" in lines
     told = "tiny: needs more memory than is free; a training.micro_batch_size below the batch size needs less"
     assert told in lines
     monkeypatch.setattr(module, "available_memory", lambda: None)
-    assert told not in plan_lines(plan_pretraining(recipe("model.size=tiny"), corpus=corpus, seconds=0.1))
+    assert told not in plan_lines(plan_pretraining(recipe("model.size=tiny"), corpus=corpus, seconds=0.02))
 
 
 def test_a_batch_beyond_memory_is_refused_before_anything_is_written(corpus, tmp_path, monkeypatch):

@@ -2,7 +2,6 @@ import csv
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from tests.integration.tiny_models import WORDS, model_folder
 
+from maskloom.cli import main
 from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Predictor
 from maskloom.runs import features as features_run
@@ -170,18 +170,26 @@ def test_links_and_pipes_stay_what_they_are(classifier, texts, tmp_path):
         embed(Predictor.load(classifier), tmp_path / "in.jsonl", tmp_path / "pipe.npy")
 
 
-def test_standard_output_gets_the_rows_alone(classifier, texts, tmp_path):
+def test_standard_output_gets_the_rows_alone(classifier, texts, tmp_path, monkeypatch, capfd):
     predict(classifier, tmp_path / "in.jsonl", tmp_path / "plain.jsonl")
-    arguments = ["--model", classifier, "--input", tmp_path / "in.jsonl", "--output", "/dev/stdout"]
+    arguments = ("--model", classifier, "--input", tmp_path / "in.jsonl", "--output", "/dev/stdout")
+    monkeypatch.setattr(sys, "argv", ["maskloom", "predict", *map(str, arguments)])
+    before = os.dup(1)
     with (tmp_path / "log").open("wb") as log:
         log.write(b"before\n")
         log.flush()
-        done = subprocess.run(
-            [sys.executable, "-m", "maskloom", "predict", *map(str, arguments)], stdout=log, stderr=subprocess.PIPE
-        )
-    assert done.returncode == 0, done.stderr
+        os.dup2(log.fileno(), 1)
+        try:
+            with pytest.raises(SystemExit) as ended:
+                main()
+        finally:
+            os.dup2(before, 1)
+            os.close(before)
+    said = capfd.readouterr()
+    assert not ended.value.code, said.err
     assert (tmp_path / "log").read_bytes() == b"before\n" + (tmp_path / "plain.jsonl").read_bytes()
-    assert [b"predictions", b"23"] in [line.split() for line in done.stderr.splitlines()]
+    assert said.out == ""  # what Python's own standard output gets
+    assert ["predictions", "23"] in [line.split() for line in said.err.splitlines()]
 
 
 def test_a_label_without_a_name_and_a_configuration_that_is_a_pipe_are_refused(tmp_path):

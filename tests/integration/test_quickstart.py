@@ -2,11 +2,13 @@
 
 import json
 import re
+import sysconfig
 from collections.abc import Iterator
 from functools import partial
 from html.parser import HTMLParser
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,14 +22,16 @@ from maskloom.runs.display import Progress
 
 OVERRIDES = {
     "pretrain": [
+        *("model.config.hidden_size=32", "model.config.num_attention_heads=2", "model.config.intermediate_size=64"),
         "phases=[{max_length=32, steps=6, batch_size=8}, {max_length=64, steps=4, batch_size=4}]",
-        "training.save_every=2",
-        "training.evaluate_every=2",
+        *("training.save_every=2", "training.evaluate_every=2", "training.max_evaluation_instances=32"),
     ],
-    "finetune": ["training.steps=4", "training.evaluate_every=2", "restarts=2"],
+    "finetune": [
+        *("training.steps=4", "training.evaluate_every=2", "restarts=2"),
+        *("data.max_length=64", "training.batch_size=4"),
+    ],
 }
-PACKAGES = ("networkx", "numpy")
-PARTS = ("/numpy/lib/", "/networkx/algorithms/c", "/pydoc_data/", "python3.11/a", "python3.12/a", "python3.13/a")
+PARTS = {"networkx": "networkx/algorithms/c", "numpy": "numpy/lib/"}
 
 
 class StoppedError(Exception):
@@ -59,17 +63,30 @@ class Links(HTMLParser):
         self.outside += [value for name, value in attrs if name in ("href", "src") and value]
 
 
+def _part_of_the_documentation(folder: Path) -> tuple[dict[str, Path], dict[str, dict[str, Path]]]:
+    """Link part of the standard library in a folder; return the paths of Python and files of two packages."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    for file in (library / "pydoc_data" / "topics.py", *library.glob("a*.py")):
+        link = folder / file.relative_to(library)
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(file)
+    files = {
+        name: {str(file): Path(str(file.locate())) for file in metadata.files(name) or () if str(file).startswith(part)}
+        for name, part in PARTS.items()
+    }
+    return {"stdlib": folder}, files
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, Any]]]:
-    files = {name: {str(file): Path(str(file.locate())) for file in metadata.files(name) or ()} for name in PACKAGES}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documentation, "required_packages", lambda: files)  # listing all takes seconds
-        found = documentation.find_sources()
-    part = [source for source in found if any(name in source.path for name in PARTS)]
-    assert {source.area for source in part} == {documentation.STANDARD_LIBRARY, *PACKAGES}
+    paths, files = _part_of_the_documentation(tmp_path_factory.mktemp("library"))
     out = tmp_path_factory.mktemp("quickstart") / "out"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documentation, "find_sources", lambda: part)
+        # listing and reading all takes seconds
+        patch.setattr(documentation, "sysconfig", SimpleNamespace(get_paths=lambda: paths))
+        patch.setattr(documentation, "required_packages", lambda: files)
+        found = {source.area for source in documentation.find_sources()}
+        assert found == {documentation.STANDARD_LIBRARY, *PARTS}
         patch.setattr(journey, "VOCABULARY_SIZE", 900)
         patch.setattr(journey, "build_tasks", partial(build_tasks, sizes=(20, 20)))
         with pytest.raises(StoppedError):

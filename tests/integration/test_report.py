@@ -1,8 +1,7 @@
 """The report command on real runs whose texts, labels and names try to inject markup into the page."""
 
 import json
-import subprocess
-import sys
+import shutil
 from html.parser import HTMLParser
 
 import pytest
@@ -75,11 +74,10 @@ def page_of(path):
     return page
 
 
-def test_texts_and_labels_cannot_break_out(setting, tmp_path):
-    command = [sys.executable, "-m", "maskloom", "report", setting / "run", "--out", tmp_path / "page.html"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert f"written to {tmp_path / 'page.html'}" in done.stdout
+def test_texts_and_labels_cannot_break_out(setting, tmp_path, command):
+    code, said = command("report", setting / "run", "--out", tmp_path / "page.html")
+    assert code == 0, said
+    assert f"written to {tmp_path / 'page.html'}" in said
     page = page_of(tmp_path / "page.html")
     assert LABELS[0] in page.text
     assert "\\u202e<svg onload=alert(2)>" in page.text
@@ -89,7 +87,7 @@ def test_texts_and_labels_cannot_break_out(setting, tmp_path):
 
 
 def test_examples_need_the_dev_file_as_it_was(setting, tmp_path):
-    run(setting, tmp_path / "run")
+    shutil.copytree(setting / "run", tmp_path / "run")
     report([tmp_path / "run"], tmp_path / "page.html", num_examples=5)
     assert "of 5 are correct; the file has 12" in page_of(tmp_path / "page.html").text
     report([tmp_path / "run"], tmp_path / "page.html", num_examples=0)
@@ -103,7 +101,7 @@ def test_examples_need_the_dev_file_as_it_was(setting, tmp_path):
 
 
 def test_a_page_takes_the_place_of_no_other_file(setting, tmp_path):
-    run(setting, tmp_path / "run")
+    shutil.copytree(setting / "run", tmp_path / "run")
     with pytest.raises(ConfigError, match=r"recipe\.toml: --out names the page to write, an \.html file"):
         report([tmp_path / "run"], tmp_path / "run" / "recipe.toml")
     with pytest.raises(ConfigError, match=r"recipe\.toml does not exist$"):

@@ -22,7 +22,7 @@ SETTINGS = [
     *("model.config.intermediate_size=32", "model.config.num_hidden_layers=1", "data.max_length=24"),
     *("data.held_out_fraction=0.2", "training.steps=14", "training.save_every=4", "training.evaluate_every=4"),
     *("training.batch_size=4", "training.learning_rate=1e-3", "training.num_threads=1", "training.keep_best=true"),
-    *("training.keep_checkpoints=3", "training.max_evaluation_instances=64"),
+    *("training.keep_checkpoints=3", "training.max_evaluation_instances=8"),
 ]
 
 
@@ -122,8 +122,9 @@ def test_a_rerun_gives_the_same_weights(command, alone: Path, tmp_path: Path) ->
 
 
 def test_a_run_folder_is_a_start_as_its_model_is(command, corpus, alone: Path, tmp_path: Path) -> None:
+    settings = ("training.steps=2", "training.batch_size=4", "data.max_length=24", "training.num_threads=1")
+    more = [word for setting in settings for word in ("--set", setting)]
     for name, init in (("run", alone), ("model", alone / "model")):
-        more = ("--set", "training.steps=2", "--set", "data.max_length=24")
         code, said = command("pretrain", "--corpus", corpus, "--init", init, "--out", tmp_path / name, *more)
         assert code == 0, said
     assert _model(tmp_path / "run") == _model(tmp_path / "model")

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shutil
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ SETTINGS = [
     *("model.size=tiny", "model.config.hidden_size=16", "model.config.num_attention_heads=2"),
     *("model.config.num_hidden_layers=1", "data.max_length=24", "data.held_out_fraction=0.2", "training.batch_size=4"),
     *("training.save_every=4", "training.log_every=1", "training.num_threads=1", "training.warmup_steps=3"),
-    "training.learning_rate=1e-3",
+    *("training.learning_rate=1e-3", "training.max_evaluation_instances=8", "model.config.intermediate_size=32"),
 ]
 
 
@@ -62,6 +63,14 @@ def recipe(*changes: str) -> PretrainRecipe:
     return load_recipe(PretrainRecipe, None, [*SETTINGS, *changes])
 
 
+@pytest.fixture(scope="module")
+def short(corpus, tmp_path_factory):
+    """Return a finished run of 8 steps, for tests to extend copies of it."""
+    out = tmp_path_factory.mktemp("short") / "run"
+    pretrain(recipe("training.steps=8"), corpus=corpus, out=out)
+    return out
+
+
 def rates(out: Path) -> list[float]:
     return [event["learning_rate"] / 1e-3 for event in read_events(out / "events.jsonl") if event["event"] == "step"]
 
@@ -91,19 +100,18 @@ def test_no_more_is_evaluated_than_the_recipe_says(corpus, tmp_path):
     assert 0 < found[0] < found[1] < found[2]
 
 
-def test_a_finished_run_is_extended_and_the_recipe_tells_how(run, corpus, tmp_path):
-    pretrain(recipe("training.steps=12"), corpus=corpus, out=tmp_path / "run")
-    short, found = weights(tmp_path / "run"), rates(tmp_path / "run")
-    said = run("pretrain", "--corpus", corpus, "--out", tmp_path / "run", "--resume", "--steps", 24)
-    assert "extended: planned for 12 steps, 24 from step 12 on; the learning rate moves linearly over 3 steps" in said
-    assert weights(tmp_path / "run") != short
+def test_a_finished_run_is_extended_and_the_recipe_tells_how(run, corpus, short, tmp_path):
+    shutil.copytree(short, tmp_path / "run")
+    said = run("pretrain", "--corpus", corpus, "--out", tmp_path / "run", "--resume", "--steps", 16)
+    assert "extended: planned for 8 steps, 16 from step 8 on; the learning rate moves linearly over 3 steps" in said
+    assert weights(tmp_path / "run") != weights(short)
     now = rates(tmp_path / "run")
-    assert now[:12] == found
-    assert now[12:15] == pytest.approx([0.0, (24 - 13) / 21 / 3, (24 - 14) / 21 * 2 / 3])
-    assert now[15:] == pytest.approx([(24 - step) / 21 for step in range(15, 24)])
+    assert now[:8] == rates(short)
+    assert now[8:11] == pytest.approx([0.0, (16 - 9) / 13 / 3, (16 - 10) / 13 * 2 / 3])
+    assert now[11:] == pytest.approx([(16 - step) / 13 for step in range(11, 16)])
     stored = load_recipe(PretrainRecipe, tmp_path / "run" / "recipe.toml").training
-    assert [(extension.at, extension.steps) for extension in stored.extensions] == [(12, 12)]
-    assert stored.steps == 24
+    assert [(extension.at, extension.steps) for extension in stored.extensions] == [(8, 8)]
+    assert stored.steps == 16
     assert rerun(tmp_path / "run", out=tmp_path / "again")["identical"]
 
 
@@ -124,9 +132,9 @@ def test_the_first_rank_decides_whether_a_run_is_complete(corpus, tmp_path, monk
     assert steps == [1, 2, 3]
 
 
-def test_an_extension_that_is_interrupted_goes_on_to_the_same_bits(corpus, tmp_path, monkeypatch):
+def test_an_extension_that_is_interrupted_goes_on_to_the_same_bits(corpus, short, tmp_path, monkeypatch):
     for out in ("whole", "cut"):
-        pretrain(recipe("training.steps=8"), corpus=corpus, out=tmp_path / out)
+        shutil.copytree(short, tmp_path / out)
     longer = recipe("training.steps=16")
     pretrain(longer, corpus=corpus, out=tmp_path / "whole", resume=True)
 
@@ -156,11 +164,11 @@ def test_the_best_checkpoint_is_that_of_the_whole_extended_run(corpus, tmp_path)
 
 
 def test_an_extension_keeps_the_steps_of_evaluations_and_a_rerun_compares_the_best_model(corpus, tmp_path):
-    for steps in (20, 40):
+    for steps in (10, 20):
         changed = recipe(f"training.steps={steps}", "training.keep_best=true")
-        pretrain(changed, corpus=corpus, out=tmp_path / "run", resume=steps == 40)
+        pretrain(changed, corpus=corpus, out=tmp_path / "run", resume=steps == 20)
     events = read_events(tmp_path / "run" / "events.jsonl")
-    assert [event["step"] for event in events if event["event"] == "evaluation"] == list(range(2, 41, 2))
+    assert [event["step"] for event in events if event["event"] == "evaluation"] == list(range(1, 21))
     result = rerun(tmp_path / "run", out=tmp_path / "again")
     assert result["identical"]
     both = [load_file(tmp_path / "run" / name / "model.safetensors") for name in ("model", "best-model")]
@@ -172,9 +180,9 @@ def test_an_extension_keeps_the_steps_of_evaluations_and_a_rerun_compares_the_be
     assert result["differing"][0].startswith("best-model: ")
 
 
-def test_a_run_is_shortened_but_not_to_less_than_it_has_made(corpus, tmp_path):
+def test_a_run_is_shortened_but_not_to_less_than_it_has_made(corpus, short, tmp_path):
     out = tmp_path / "run"
-    pretrain(recipe("training.steps=8"), corpus=corpus, out=out)
+    shutil.copytree(short, out)
     with pytest.raises(ConfigError, match=r"--steps 6: .* has already done 8 steps; `maskloom export`"):
         pretrain(recipe("training.steps=6"), corpus=corpus, out=out, resume=True)
     before = (out / "recipe.toml").read_bytes()
@@ -182,10 +190,10 @@ def test_a_run_is_shortened_but_not_to_less_than_it_has_made(corpus, tmp_path):
     with pytest.raises(ConfigError, match=r"must keep its recipe: training\.learning_rate was"):
         pretrain(changed, corpus=corpus, out=out, resume=True)
     assert (out / "recipe.toml").read_bytes() == before
-    pretrain(recipe("training.steps=30"), corpus=corpus, out=out, resume=True)
-    pretrain(recipe("training.steps=34"), corpus=corpus, out=out, resume=True)
+    pretrain(recipe("training.steps=12"), corpus=corpus, out=out, resume=True)
+    pretrain(recipe("training.steps=16"), corpus=corpus, out=out, resume=True)
     stored = load_recipe(PretrainRecipe, out / "recipe.toml").training
-    assert [(extension.at, extension.steps) for extension in stored.extensions] == [(8, 8), (30, 30)]
+    assert [(extension.at, extension.steps) for extension in stored.extensions] == [(8, 8), (12, 12)]
 
 
 def test_a_run_is_not_shortened_to_an_end_within_its_warm_up(tmp_path, monkeypatch):
@@ -210,7 +218,7 @@ def test_a_change_that_is_taken_back_before_another_step_leaves_the_run_as_it_wa
 
 
 def test_epochs_become_the_steps_that_make_them(run, corpus, tmp_path):
-    settings = [part for setting in SETTINGS for part in ("--set", setting)]
+    settings = [part for setting in (*SETTINGS, "training.batch_size=8") for part in ("--set", setting)]
     begun = run("pretrain", "--corpus", corpus, "--out", tmp_path / "r", "--epochs", 3, *settings)
     assert 2.8 < float(re.search(r"([0-9.]+) epochs of", begun).group(1)) < 3.2
     steps = int(re.search(r"([0-9,]+) steps of", begun).group(1).replace(",", ""))
@@ -235,10 +243,10 @@ def test_epochs_that_do_not_decide_are_refused(corpus, epochs, steps, changes, m
 
 def test_a_run_by_the_clock_ends_with_a_model_and_cannot_be_repeated(run, corpus, tmp_path):
     said = run(
-        *("pretrain", "--corpus", corpus, "--out", tmp_path / "run", "--minutes", 0.02),
+        *("pretrain", "--corpus", corpus, "--out", tmp_path / "run", "--minutes", 0.01),
         *[word for setting in SETTINGS if "warmup_steps" not in setting for word in ("--set", setting)],
     )
-    assert "0.02 minutes, in steps of 4 sequences" in said
+    assert "0.01 minutes, in steps of 4 sequences" in said
     steps = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event["event"] == "step"]
     fractions = [fraction for event in steps for fraction in event["fractions_of_time"]]
     assert len(fractions) == steps[-1]["step"]
@@ -248,7 +256,7 @@ def test_a_run_by_the_clock_ends_with_a_model_and_cannot_be_repeated(run, corpus
     with pytest.raises(ConfigError, match="its learning rate followed the clock"):
         rerun(tmp_path / "run", out=tmp_path / "again")
     said = run("pretrain", "--corpus", corpus, "--out", tmp_path / "run", "--resume", "--steps", 9, code=3)
-    assert "was started for 0.02 minutes, and such a run cannot be extended" in said
+    assert "was started for 0.01 minutes, and such a run cannot be extended" in said
 
 
 def in_phases(last: int) -> str:
@@ -256,8 +264,8 @@ def in_phases(last: int) -> str:
 
 
 def test_the_last_phase_of_a_run_is_extended_and_a_kill_changes_no_bit(run, corpus, tmp_path):
-    for out in ("whole", "cut"):
-        pretrain(recipe(in_phases(5)), corpus=corpus, out=tmp_path / out)
+    pretrain(recipe(in_phases(5)), corpus=corpus, out=tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
     found = rates(tmp_path / "cut")
     again = ("pretrain", "--corpus", corpus, "--resume", "--out")
     said = run(*again, tmp_path / "whole", "--steps", 16)
