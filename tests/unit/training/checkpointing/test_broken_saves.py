@@ -18,6 +18,7 @@ from maskloom.training.checkpointing.checkpoints import (
     step_folders,
     write_checkpoint,
 )
+from maskloom.training.optimizers import AdamW
 from maskloom.training.state import TrainState
 from tools.checking import verify_checkpoint
 from tools.faults.fault_rules import arm
@@ -26,7 +27,8 @@ from tools.faults.fault_rules import arm
 def _fresh() -> TrainState:
     """Return a state of few tensors, since each one adds a fault point."""
     model = torch.nn.Linear(3, 2)
-    return TrainState(model=model, optimizer=torch.optim.AdamW(model.parameters()), step=0, position={})  # pyright: ignore[reportArgumentType]
+    optimizer = AdamW(model.parameters(), 1e-3, (0.9, 0.999), 1e-8)
+    return TrainState(model=model, optimizer=optimizer, step=0, position={})  # pyright: ignore[reportArgumentType]
 
 
 @functools.cache
