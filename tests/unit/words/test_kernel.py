@@ -203,7 +203,7 @@ def test_windows_stretch_over_subsampled_words_and_end_with_sentences() -> None:
 @pytest.mark.parametrize("length", [2, 3, 4, 5, 40])
 def test_widths_are_uniform_up_to_the_window(length: int) -> None:
     """Short sentences cut wide windows, so together their means hold the whole distribution of widths."""
-    window, copies = 4, 6000 // length
+    window, copies = 4, 2000 // length
     expected, variance = 0.0, 0.0
     for center in range(length):
         sides = [min(width, center) + min(width, length - 1 - center) for width in range(1, window + 1)]
