@@ -1,5 +1,6 @@
 """The help: every command and option explains itself, in its panel and in a consistent style."""
 
+import functools
 import os
 import re
 import subprocess
@@ -24,6 +25,12 @@ def all_commands(command: Any, name: str = "maskloom") -> dict[str, Any]:
 
 
 COMMANDS = all_commands(typer.main.get_command(app))
+
+
+@functools.cache
+def printed(name: str, columns: int = 200) -> str:
+    """Return the help of a command as it is printed on a screen of so many columns."""
+    return CliRunner().invoke(app, [*name.split()[1:], "--help"], env={"COLUMNS": str(columns)}).output
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -54,19 +61,17 @@ def test_the_help_of_reproduce_names_the_folders_of_tasks() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_is_printed_as_it_is_written(name: str, monkeypatch) -> None:
+def test_help_is_printed_as_it_is_written(name: str) -> None:
     """Markup would interpret [words] in brackets as styles and drop them."""
-    monkeypatch.setenv("COLUMNS", "200")
-    shown = "".join(CliRunner().invoke(app, [*name.split()[1:], "--help"]).output.replace("│", "").split())
+    shown = "".join(printed(name).replace("│", "").split())
     helps = [getattr(parameter, "help", "") for parameter in COMMANDS[name].params]
     for text in [COMMANDS[name].help, *helps]:
         assert "".join(text.replace("\\[", "[").split()) in shown
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_defaults_are_shown_as_they_are_typed(name: str, monkeypatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    shown = CliRunner().invoke(app, [*name.split()[1:], "--help"]).output
+def test_defaults_are_shown_as_they_are_typed(name: str) -> None:
+    shown = printed(name)
     assert "[default: (" not in shown
     if name == "maskloom words train":
         sizes = next(line for line in shown.splitlines() if " --size " in line)
@@ -74,16 +79,14 @@ def test_defaults_are_shown_as_they_are_typed(name: str, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_no_name_of_an_option_is_cut_on_a_narrow_screen(name: str, monkeypatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    shown = CliRunner().invoke(app, [*name.split()[1:], "--help"]).output.replace("│", " ").split()
+def test_no_name_of_an_option_is_cut_on_a_narrow_screen(name: str) -> None:
+    shown = printed(name, 80).replace("│", " ").split()
     names = {name for option in COMMANDS[name].params for name in (option.opts[0], *option.secondary_opts)}
     assert {name for name in names if name.startswith("-")} <= set(shown)
 
 
-def test_reproduce_says_which_options_an_experiment_does_not_take(monkeypatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    shown = CliRunner().invoke(app, ["reproduce", "--help"]).output
+def test_reproduce_says_which_options_an_experiment_does_not_take() -> None:
+    shown = printed("maskloom reproduce", 80)
     refused = shown.partition(" Not for figure1, transformer-table1, rnn-gradients and rnn-attention ")[2]
     assert [
         name for name in ("--corpus", "--tasks", "--set", "--jobs", "--scale", "--seeds") if name not in refused

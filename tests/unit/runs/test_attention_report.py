@@ -52,13 +52,19 @@ def check(chart, expected, tokens):
     assert labels == [f"{tokens[row]}, {tokens[column]}" for row, column in values]
 
 
+@pytest.fixture(scope="module")
+def peers(minilm_folder):
+    """transformers' model and tokenizer."""
+    transformers = pytest.importorskip("transformers")
+    peer = transformers.BertModel.from_pretrained(minilm_folder, attn_implementation="eager").eval()
+    return peer, transformers.AutoTokenizer.from_pretrained(minilm_folder)
+
+
 @pytest.mark.parity
 @pytest.mark.parametrize("has_pairs", [False, True])
 @torch.no_grad()
-def test_every_head_of_every_layer_shows_the_attention_of_transformers(minilm_folder, tmp_path, has_pairs):
-    transformers = pytest.importorskip("transformers")
-    peer = transformers.BertModel.from_pretrained(minilm_folder, attn_implementation="eager").eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm_folder)
+def test_every_head_of_every_layer_shows_the_attention_of_transformers(minilm_folder, peers, tmp_path, has_pairs):
+    peer, tokenizer = peers
     path, page = tmp_path / "in.csv", tmp_path / "page.html"
     path.write_text("".join(f'"{text}","What was it?"\n' for text in ["text", *PAIR]), encoding="utf-8")
     reading = ReadingOptions(text_column="text", pair_column="What was it?" if has_pairs else None)

@@ -26,7 +26,7 @@ def _small():
 def whole():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MASKLOOM_DEVICE", "cpu")
-        return doctor(seconds=0.2)
+        return doctor(seconds=0.05)
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_wrong_numbers_and_a_device_that_fails_are_said_and_end_with_1(monkeypat
 
     monkeypatch.setattr(module, "_losses", losses)
     monkeypatch.setattr(module, "found_devices", lambda: [module.chosen_device("cpu")])
-    ended = CliRunner().invoke(app, ["doctor", "--seconds", "0.2", "--json"])
+    ended = CliRunner().invoke(app, ["doctor", "--seconds", "0.1", "--json"])
     result = json.loads(ended.stdout)
     assert ended.exit_code == 1
     assert [check["problem"] for check in result["checks"]] == [

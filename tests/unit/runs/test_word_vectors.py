@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from maskloom.errors import ConfigError
 from maskloom.models.architectures import architecture_of, config_of
 from maskloom.models.assembled import build_model
 from maskloom.models.model_config import ModelSection
+from maskloom.runs import words
 from maskloom.runs.corpus import build_corpus_from_files
 from maskloom.runs.display import Progress
 from maskloom.runs.finetune import LabelledFiles, finetune
@@ -26,6 +28,8 @@ from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import BART_TOKENS, SPECIAL_TOKENS, Vocabulary
 from maskloom.text.word_vectors import read_vectors, write_vectors
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
+from maskloom.words import kernel
+from maskloom.words import training as word_training
 from maskloom.words.settings import WordsRecipe
 
 WORDS = ["The", "good", "bad"]
@@ -38,6 +42,19 @@ TOKENIZER = WordPieceTokenizer(VOCABULARY)
 def vectors(tmp_path: Path) -> Path:
     write_vectors(tmp_path / "vectors.bin", WORDS, MATRIX, "binary")
     return tmp_path / "vectors.bin"
+
+
+@pytest.fixture
+def _uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train words by the loop that numba would compile, which takes longer than the little text of these tests."""
+
+    def plain(*given: Any) -> tuple[float, int]:
+        with np.errstate(over="ignore"):  # 64-bit draws wrap around
+            total, number = kernel.train_block(*given)
+        return float(total), int(number)
+
+    for module in (words, word_training):
+        monkeypatch.setattr(module, "compiled", lambda: plain)
 
 
 def section(vectors: Path | None, **keys: object) -> ModelSection:
@@ -67,6 +84,7 @@ def test_byte_level_pieces_with_a_space_are_words(vectors: Path) -> None:
     assert [vocabulary.tokens[place] for place in changed.nonzero().flatten()] == ["Ġgood", "Ġthe"]
 
 
+@pytest.mark.usefixtures("_uncompiled")
 def test_words_with_accents_and_hangul_are_known_and_keep_their_vectors(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("caf\u00e9 \ud55c\uad6d caf\u00e9 cafe na\u00efve\n" * 100)
     train_words(tmp_path / "text.txt", WordsRecipe(size=8, epochs=1), out=tmp_path / "words")
@@ -92,6 +110,7 @@ def test_vectors_that_do_not_fit_are_refused(vectors: Path) -> None:
         section(None, freeze_word_vectors=True)
 
 
+@pytest.mark.usefixtures("_uncompiled")
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_a_classifier_trains_from_vectors_of_a_words_run_on_its_words(is_frozen: bool, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("good films are good\nbad films are bad\n" * 200)
@@ -122,6 +141,7 @@ def test_a_classifier_trains_from_vectors_of_a_words_run_on_its_words(is_frozen:
             finetune(recipe, model=tmp_path / "words", data=data, out=tmp_path / "run", resume=True)
 
 
+@pytest.mark.usefixtures("_uncompiled")
 def test_pretraining_starts_from_vectors(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("good films are good\n\nbad films are bad\n\n" * 50)
     train_words(tmp_path / "text.txt", WordsRecipe(size=8, epochs=1), out=tmp_path / "words")

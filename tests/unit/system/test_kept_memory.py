@@ -42,13 +42,19 @@ def test_freed_pages_between_blocks_in_use_are_given_back() -> None:
 def test_freed_memory_is_kept_within():
     """The system counts newly mapped pages, in a separate process."""
     code = """if True:
-        import contextlib, resource, torch
+        import ctypes, resource
         from maskloom.system.freed_memory import kept_memory
-        torch.set_num_threads(1)
+        libc = ctypes.CDLL(None)
+        libc.malloc.restype = ctypes.c_void_p
+        libc.free.argtypes = [ctypes.c_void_p]
+        libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
         def new_pages():
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-            arrays = [torch.ones(12 << 20) for _ in range(4)]  # 48 MiB each
-            del arrays
+            blocks = [libc.malloc(48 << 20) for _ in range(4)]
+            for block in blocks:
+                libc.memset(block, 1, 48 << 20)
+            for block in blocks:
+                libc.free(block)
             return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
         new_pages()
         outside = new_pages()

@@ -102,16 +102,28 @@ def test_threads_are_bound_by_a_quota_alone_and_what_is_set_stays(monkeypatch, q
     assert os.environ.get("OMP_NUM_THREADS") == expected
 
 
-def test_torch_takes_the_number(tmp_path):
-    """The quota takes effect before torch is loaded, from the command line and from Python."""
+@pytest.fixture(scope="module")
+def torch_with_a_quota() -> "subprocess.CompletedProcess[str]":
+    """What torch and its OpenMP library say that were loaded by a process with a quota of one core of three."""
+    set_here = ("OMP_NUM_THREADS", *resources._SAY_HOW_TO_WAIT)
+    environment = {name: value for name, value in os.environ.items() if name not in set_here}
     code = (
         "import os; os.sched_getaffinity = lambda _: {0, 1, 2}; import maskloom.system.resources as cores; "
-        "cores._quota = lambda: 1.0; cores.follow_quota(); "
+        "cores._quota = lambda: 1.0; cores.follow_quota(); cores.wait_briefly(); "
         "import torch; print(torch.get_num_threads())"
     )
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "1"
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment | {"OMP_DISPLAY_ENV": "verbose"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+def test_torch_takes_the_number(torch_with_a_quota):
+    """The quota takes effect before torch is loaded, from the command line and from Python."""
+    assert torch_with_a_quota.stdout.strip() == "1"
 
 
 @pytest.mark.parametrize(
@@ -137,20 +149,8 @@ def test_threads_sleep_soon_where_nothing_tells_of_others(monkeypatch, quota, to
     os.environ.pop("GOMP_SPINCOUNT", None)
 
 
-def test_torch_takes_how_threads_wait():
+def test_torch_takes_how_threads_wait(torch_with_a_quota):
     """libgomp itself reports the settings that it uses."""
-    environment = {name: value for name, value in os.environ.items() if name not in resources._SAY_HOW_TO_WAIT}
-    code = (
-        "import os; import maskloom.system.resources as cores; cores._quota = lambda: 1.0; cores.wait_briefly(); "
-        "import torch"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment | {"OMP_DISPLAY_ENV": "verbose"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    if "GOMP_SPINCOUNT" not in done.stderr:
+    if "GOMP_SPINCOUNT" not in torch_with_a_quota.stderr:
         pytest.skip("this torch comes with another OpenMP library")
-    assert f"GOMP_SPINCOUNT = '{resources._SPINS}'" in done.stderr
+    assert f"GOMP_SPINCOUNT = '{resources._SPINS}'" in torch_with_a_quota.stderr

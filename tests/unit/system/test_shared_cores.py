@@ -1,10 +1,9 @@
 """Threads that wait for each other sleep when other programs compete for the cores, and only then."""
 
 import os
-import subprocess
-import sys
 import threading
 import time
+import warnings
 
 import pytest
 import torch
@@ -43,47 +42,53 @@ def test_they_end_when_no_thread_waits_any_longer(monkeypatch, teams):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="threads are counted in /proc")
-def test_a_team_is_threads_that_end_with_it():
-    """Runs in a separate process, whose threads are counted."""
-    code = """if True:
-        import os, time, torch
-        from maskloom.system import shared_cores
-        torch.set_num_threads(2)
-        shared_cores.usable_cores = lambda: 2
-        torch.ones(1 << 20)
-        count = lambda: len(os.listdir("/proc/self/task"))
-        def becomes(number):
-            end = time.monotonic() + 30
-            while count() != number and time.monotonic() < end:
-                time.sleep(0.01)
-            return count() - number
-        before, teams = count(), shared_cores.IdleTeams()
-        teams.follow(1.0)
-        print(becomes(before + 2))
-        teams.follow(0.0)
-        print(becomes(before))
-        """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["0", "0"]
+def test_a_team_is_threads_that_end_with_it(monkeypatch):
+    """The teams belong to a thread of the test, whose own team ends with it."""
+
+    def threads() -> set[str]:
+        return set(os.listdir("/proc/self/task"))
+
+    def number_of_new(wanted: int) -> int:
+        end = time.monotonic() + 30
+        while len(threads() - before) != wanted and time.monotonic() < end:
+            time.sleep(0.01)
+        return len(threads() - before)
+
+    monkeypatch.setattr(shared_cores, "usable_cores", lambda: 2)
+    before_all, ours = torch.get_num_threads(), IdleTeams()
+    torch.set_num_threads(2)
+    try:
+        before = threads()
+        ours.follow(1.0)
+        assert number_of_new(2) == 2
+        ours.follow(0.0)
+        assert number_of_new(0) == 0
+    finally:
+        torch.set_num_threads(before_all)
 
 
 @pytest.mark.skipif(seconds_waited() == 0, reason="the system keeps no times of threads")
 def test_waiting_for_a_core_is_seen():
-    """With several busy processes on one core, each waits most of the time; two are forks of the third."""
-    code = """if True:
-        import os, time
-        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[0]})
-        from maskloom.system.shared_cores import seconds_waited
-        is_first = all(os.fork() for _ in range(2))
-        before, end = seconds_waited(), time.monotonic() + 0.5
-        while time.monotonic() < end:
-            pass
-        os.write(1, b"%f\\n" % (seconds_waited() - before))
-        if is_first:
-            os.wait(), os.wait()
-        """
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
-    waited = [float(line) for line in done.stdout.splitlines()]
+    """With several busy processes on one core, each waits most of the time; all three are forks of the test."""
+    core = min(os.sched_getaffinity(0))
+    read, write = os.pipe()
+    started = []
+    for _ in range(3):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # the child only reads clocks; it waits for no thread
+            process = os.fork()
+        if process == 0:
+            os.sched_setaffinity(0, {core})
+            before, end = seconds_waited(), time.monotonic() + 0.5
+            while time.monotonic() < end:
+                pass
+            os.write(write, b"%f\n" % (seconds_waited() - before))
+            os._exit(0)
+        started.append(process)
+    os.close(write)
+    with open(read, encoding="utf-8") as told:
+        waited = [float(line) for line in told]
+    assert [os.waitpid(process, 0)[1] for process in started] == [0, 0, 0]
     assert len(waited) == 3
     assert sum(waited) > 0.5
 

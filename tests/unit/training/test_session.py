@@ -140,6 +140,20 @@ def _trained(folder: Path, *given, **named) -> Any:
     return session
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> TrainState:
+    """The state after a run to which nothing happened."""
+    return _trained(tmp_path_factory.mktemp("undisturbed")).state
+
+
+@pytest.fixture(scope="module")
+def steps_of_plenty(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """The steps of a run without dropout whose memory suffices."""
+    folder = tmp_path_factory.mktemp("plenty")
+    _trained(folder, dropout=0.0, steps=3)
+    return _events(folder, "step")
+
+
 def test_a_step_that_is_not_finite_stops_the_run_and_changes_nothing(tmp_path: Path) -> None:
     session = _session(tmp_path, _stream({4}), objective=Planted())
     with pytest.raises(NumericalError, match=r"step 5: loss nan.*Batch and weights: .*dumps/train/step-00000005"):
@@ -250,14 +264,16 @@ def test_micro_batches_that_fit_are_found_once_said_and_kept_by_a_resume(tmp_pat
 
 
 @pytest.mark.parametrize("error", NO_MEMORY, ids=["processor", "accelerator", "torch", "cublas"])
-def test_micro_batches_are_halved_until_they_fit_and_the_losses_stay(tmp_path: Path, error: Exception) -> None:
+def test_micro_batches_are_halved_until_they_fit_and_the_losses_stay(
+    tmp_path: Path, steps_of_plenty: list[dict], error: Exception
+) -> None:
     objective = Hungry(1, error)
-    session = _trained(tmp_path, objective=objective, dropout=0.0)
-    _trained(tmp_path / "alone", dropout=0.0)
-    found, expected = ([e["loss"] for e in _events(f, "step")] for f in (tmp_path, tmp_path / "alone"))
-    assert found == pytest.approx(expected, rel=1e-6)
-    norms = [[e["gradient_norm"] for e in _events(f, "step")] for f in (tmp_path, tmp_path / "alone")]
-    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    session = _trained(tmp_path, objective=objective, dropout=0.0, steps=3)
+    found = _events(tmp_path, "step")
+    assert len(found) == 3
+    for name, tolerance in (("loss", 1e-6), ("gradient_norm", 1e-5)):
+        expected = [step[name] for step in steps_of_plenty]
+        assert [step[name] for step in found] == pytest.approx(expected, rel=tolerance)
     assert objective.__dict__["asked"][:4] == [5, 3, 2, 1]
     assert [(e["step"], e["micro_batch_size"]) for e in _events(tmp_path, "out_of_memory")] == [(1, 1)]
     assert len([text for text in session.said if "memory ran out" in text]) == 1
@@ -281,14 +297,14 @@ def test_the_size_that_fits_is_remembered_by_checkpoints(tmp_path: Path) -> None
         return _stream()(position)
 
     with pytest.raises(Interrupted):
-        _session(tmp_path, stopping, objective=Hungry(2, MemoryError())).run()
+        _session(tmp_path, stopping, objective=Hungry(2, MemoryError()), steps=6).run()
     objective = Hungry(2, MemoryError())
-    resumed = _session(tmp_path, objective=objective, seed=1)
+    resumed = _session(tmp_path, objective=objective, seed=1, steps=6)
     assert resumed.resume() == 4
     resumed.run()
     assert set(objective.__dict__["asked"]) == {1, 2}
     assert not [text for text in resumed.said if "memory ran out" in text]
-    assert _equal(resumed.state, _trained(tmp_path / "alone", objective=Hungry(2, MemoryError())).state)
+    assert _equal(resumed.state, _trained(tmp_path / "alone", objective=Hungry(2, MemoryError()), steps=6).state)
 
 
 def test_memory_that_does_not_suffice_for_one_sequence_is_a_clear_stop(tmp_path: Path) -> None:
@@ -305,7 +321,7 @@ def test_other_errors_of_a_step_are_not_taken_for_a_lack_of_memory(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"])
-def test_a_signal_is_answered_after_the_step_with_a_save(tmp_path: Path, name: str) -> None:
+def test_a_signal_is_answered_after_the_step_with_a_save(tmp_path: Path, undisturbed: TrainState, name: str) -> None:
     number = getattr(signal, name)
 
     def stopping(position: dict[str, int]):
@@ -323,7 +339,7 @@ def test_a_signal_is_answered_after_the_step_with_a_save(tmp_path: Path, name: s
     resumed = _session(tmp_path, seed=1)
     assert resumed.resume() == 3
     resumed.run()
-    assert _equal(resumed.state, _trained(tmp_path / "alone").state)
+    assert _equal(resumed.state, undisturbed)
 
 
 @pytest.mark.parametrize(("stop_at", "world_size"), [(4, 1), (8, 1), (4, 2)])

@@ -13,6 +13,7 @@ from maskloom.words.training import WordTraining, alias_table, huffman_codes, ke
 
 
 def trained(recipe: WordsRecipe, counts: np.ndarray, tokens: np.ndarray) -> WordTraining:
+    tokens.flags.writeable = False  # as a run maps them from its file, so that numba compiles one form of the loop
     state = WordTraining(recipe, counts, tokens)
     [*state.rounds()]
     assert state.blocks_done == state.num_blocks
@@ -23,6 +24,7 @@ def random_text(num_words: int = 40, length: int = 30_000) -> tuple[np.ndarray, 
     draw = np.random.default_rng(1)
     tokens = np.minimum(draw.zipf(1.6, length) - 1, num_words - 1).astype(np.int32)
     tokens[::12] = -1
+    tokens.flags.writeable = False  # as in `trained`
     return np.bincount(tokens[tokens >= 0], minlength=num_words), tokens
 
 

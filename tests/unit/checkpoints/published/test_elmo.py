@@ -42,11 +42,11 @@ def test_arrays_have_the_names_of_their_groups(path):
 def test_what_is_cut_short_or_changed_is_refused_or_has_another_value(path):
     whole = path.read_bytes()
     rng = np.random.default_rng(0)
-    for length in rng.integers(0, len(whole), 60):
+    for length in rng.integers(0, len(whole), 30):
         path.write_bytes(whole[:length])
         with pytest.raises(DataError, match=r"weights\.hdf5: damaged"):
             read_arrays(path)
-    for place in rng.integers(0, len(whole), 300):
+    for place in rng.integers(0, len(whole), 150):
         changed = bytearray(whole)
         changed[place] ^= 1 << int(rng.integers(8))
         path.write_bytes(changed)

@@ -1,5 +1,6 @@
 """Vectors of sentence-transformers folders, compared with transformers' hidden states pooled by hand."""
 
+import functools
 import json
 from types import SimpleNamespace
 
@@ -66,14 +67,20 @@ def write_pooling(folder, **config):
     write_json(folder / "1_Pooling" / "config.json", config)
 
 
-def by_hand(folder, text, pooling, max_length=20):
-    """Pool transformers' hidden states of one text as sentence-transformers documents it."""
+@functools.cache
+def peer(folder):
+    """Return the tokenizer of a folder and transformers' model of it, for tests that do not change the folder."""
     from transformers import BertModel
 
-    predictor = Predictor.load(folder)
-    ids = predictor.tokenizer.encode(text, max_length=max_length).ids
+    return Predictor.load(folder).tokenizer, BertModel.from_pretrained(folder).eval()
+
+
+def by_hand(folder, text, pooling, max_length=20):
+    """Pool transformers' hidden states of one text as sentence-transformers documents it."""
+    tokenizer, model = peer(folder)
+    ids = tokenizer.encode(text, max_length=max_length).ids
     with torch.no_grad():
-        hidden = BertModel.from_pretrained(folder).eval()(torch.tensor([ids])).last_hidden_state[0]
+        hidden = model(torch.tensor([ids])).last_hidden_state[0]
     return {
         "mean": hidden.mean(0),
         "cls": hidden[0],

@@ -1,6 +1,7 @@
 """Sharded checkpoints: loaded complete or refused, and never executed as code."""
 
 import pickle
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -82,13 +83,19 @@ def _save(state: TrainState, ranks: DistributedRanks, folder: Path, extra: dict 
         return saves.save(state, extra or {})
 
 
-@pytest.fixture
-def saved(ranks: DistributedRanks, tmp_path: Path) -> Path:
-    """The folder of a sharded checkpoint of step 2."""
+@pytest.fixture(scope="module")
+def written(ranks: DistributedRanks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a sharded checkpoint of step 2, which no test changes."""
     state = _shared(ranks, 0)
     for _ in range(2):
         _step(state)
-    return _save(state, ranks, tmp_path / "checkpoints", {"best": 0.5})
+    return _save(state, ranks, tmp_path_factory.mktemp("written") / "checkpoints", {"best": 0.5})
+
+
+@pytest.fixture
+def saved(written: Path, tmp_path: Path) -> Path:
+    """The folder of a copy of that checkpoint."""
+    return Path(shutil.copytree(written.parent, tmp_path / "checkpoints")) / written.name
 
 
 def test_shares_are_read_by_a_process_alone_and_what_one_wrote_is_shared(

@@ -111,7 +111,8 @@ class _Store(dict):
         return self[key]
 
 
-def test_a_rank_learns_from_the_store_why_another_ended() -> None:
+def test_a_rank_learns_from_the_store_why_another_ended(monkeypatch) -> None:
+    monkeypatch.setattr("maskloom.training.ranks.rank_watch._SECONDS_BETWEEN_SIGNS", 0.01)
     store = _Store()
     first, second = (RankWatch(store, rank, 2, LIMIT) for rank in range(2))
     first.start()
