@@ -20,7 +20,7 @@ SHAPES = (*scores.VALUE_SHAPES, *scores.ERROR_SHAPES)
 
 
 def _problem_of_texts(folder):
-    return next(exact_ids(Budget(0, folder), num_texts=40, workers=(2,))).detail
+    return next(exact_ids(Budget(0, folder), num_texts=15, workers=(2,))).detail
 
 
 def test_ids_are_the_same_however_they_are_asked_for(tmp_path):
@@ -105,5 +105,5 @@ def test_a_save_that_is_not_copied_and_a_failure_that_is_kept_quiet_are_seen(
     tmp_path, monkeypatch, name, broken, problem
 ):
     monkeypatch.setattr(BackgroundSaves, name, broken)
-    rounds = [try_round(tmp_path / "round", Budget(0, tmp_path).draw("round", number))[0] for number in range(8)]
-    assert problem in str(rounds)
+    rounds = (try_round(tmp_path / "round", Budget(0, tmp_path).draw("round", number))[0] for number in range(8))
+    assert any(problem in str(one) for one in rounds)
