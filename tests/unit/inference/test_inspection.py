@@ -13,13 +13,18 @@ from maskloom.layers.attention import CrossAttention, PackedMemory
 from maskloom.layers.positions import sinusoids
 from maskloom.layers.sequence_layout import SequenceLayout
 
-SEARCH = Generation(max_tokens=9, beam=3, length_penalty=0.6)
+SEARCH = Generation(max_tokens=6, beam=3, length_penalty=0.6)
 TEXT = "one two three four five six"
 
 
-@pytest.fixture(params=[*WRITERS, *READERS])
-def predictor(request, tmp_path):
-    return Predictor.load(generator_folder(tmp_path, request.param))
+@pytest.fixture(scope="module", params=[*WRITERS, *READERS])
+def folder(request, tmp_path_factory):
+    return generator_folder(tmp_path_factory.mktemp("model"), request.param)
+
+
+@pytest.fixture
+def predictor(folder):
+    return Predictor.load(folder)
 
 
 def looked_at(predictor, settings=SEARCH):
@@ -104,7 +109,7 @@ def log_probabilities(predictor, ids, tokens):
 
 
 @pytest.mark.parametrize(
-    "settings", [SEARCH, Generation(max_tokens=9, temperature=0.0), Generation(9, temperature=0.9, seed=2)]
+    "settings", [SEARCH, Generation(max_tokens=6, temperature=0.0), Generation(6, temperature=0.9, seed=2)]
 )
 def test_steps_lead_to_the_text_that_was_found(predictor, settings):
     found, end = looked_at(predictor, settings), predictor.end_token
