@@ -18,13 +18,8 @@ TEXT = "one two three four five six"
 
 
 @pytest.fixture(scope="module", params=[*WRITERS, *READERS])
-def folder(request, tmp_path_factory):
-    return generator_folder(tmp_path_factory.mktemp("model"), request.param)
-
-
-@pytest.fixture
-def predictor(folder):
-    return Predictor.load(folder)
+def predictor(request, tmp_path_factory):
+    return Predictor.load(generator_folder(tmp_path_factory.mktemp("model"), request.param))
 
 
 def looked_at(predictor, settings=SEARCH):
@@ -43,7 +38,7 @@ def contexts_of(attention, hidden, other):
 @torch.inference_mode()
 def test_outputs_are_sums_of_values_by_the_probabilities_that_are_shown(predictor):
     owners = [predictor.model.encoder, *predictor.model.heads.values()]
-    seen = {}
+    seen, hooks = {}, []
 
     def keep(module, given, output):
         if given[-1] is not None and not isinstance(given[-1], SequenceLayout | PackedMemory):
@@ -55,8 +50,10 @@ def test_outputs_are_sums_of_values_by_the_probabilities_that_are_shown(predicto
     for owner in owners:
         for module in owner.modules():
             if hasattr(module, "probabilities"):
-                module.register_forward_hook(keep)
+                hooks.append(module.register_forward_hook(keep))
     found = looked_at(predictor)
+    for hook in hooks:
+        hook.remove()
     shown = [layer for attention in found.maps.values() for layer in attention.probabilities]
     last = [calls[-1] for calls in seen.values()]
     assert len(shown) == len(last) > 1

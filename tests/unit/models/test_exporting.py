@@ -12,7 +12,12 @@ from maskloom.models.t5_config import T5Config
 @pytest.mark.parametrize("has_mask", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
     "options",
-    [(), pytest.param(("pre_norm", "gated", "rotary"), marks=pytest.mark.slow), ("rotary", "causal"), ("t5",)],
+    [
+        (),
+        pytest.param(("pre_norm", "gated", "rotary"), marks=pytest.mark.slow),
+        pytest.param(("rotary", "causal"), marks=pytest.mark.slow),
+        ("t5",),
+    ],
     ids="+".join,
 )
 def test_an_exported_encoder_gives_what_the_eager_one_gives(has_mask, options, tmp_path):

@@ -61,7 +61,7 @@ def test_the_ids_are_those_of_the_tokenizer(sentences, lowercase: bool, compatib
         assert encoded.num_empty_documents == 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.text(CHARACTERS, max_size=40), min_size=1, max_size=4), st.booleans(), st.sampled_from(["google", "hf"])
 )
