@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import functools
 import io
 import re
 from pathlib import Path
@@ -52,6 +53,7 @@ def test_every_section_of_the_paper_is_there_in_order() -> None:
     assert [title for title, start in zip(titles, SECTIONS, strict=True) if not title.startswith(start)] == []
 
 
+@functools.cache
 def definitions(path: Path) -> set[str]:
     """Return the names that a module defines at its top level, and those in its classes as Class.name."""
     module = ast.parse(path.read_text(encoding="utf-8"))

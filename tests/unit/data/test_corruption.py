@@ -68,7 +68,7 @@ def test_counts_round_half_to_even_and_include_special_tokens(toy_vocabulary) ->
 @pytest.mark.parametrize("whole_word_masking", [False, True])
 def test_special_tokens_are_never_masked_and_labels_are_the_originals(toy_vocabulary, whole_word_masking: bool) -> None:
     rng = np.random.default_rng(0)
-    ids, lengths = _sequences(toy_vocabulary, rng.integers(5, 40, 10_000))
+    ids, lengths = _sequences(toy_vocabulary, rng.integers(5, 40, 2000))
     settings = PretrainingData(whole_word_masking=whole_word_masking)
     masked, positions, labels = _mask(toy_vocabulary, ids, lengths, settings)
     assert (np.diff(positions) > 0).all()

@@ -160,8 +160,7 @@ def test_a_share_of_masks_is_random_tokens():
 )
 def test_infilling_has_the_numbers_of_the_published_code(size, mean, lost, masks, length, empty, spans):
     number = 1500
-    documents = random_documents(number, size)
-    batch = noised(documents, infill_rate=0.3, span_length=mean)
+    batch = noised(random_documents(number, size, sentence=size), infill_rate=0.3, span_length=mean)
     num_masks, sizes = (batch.token_ids == MASK).sum() / number / size, (batch.lengths - 2) / size
     assert num_masks == pytest.approx(masks, abs=0.0015)
     assert sizes.mean() == pytest.approx(length, abs=0.0015)
@@ -368,7 +367,7 @@ def test_512_tokens_come_of_568_with_114_to_write():
 
 
 def test_partitions_are_uniform():
-    documents = random_documents(4000, 20)
+    documents = random_documents(2000, 20)
     batch = corrupted(documents, noise_density=0.25, mean_span_length=2.5)  # five tokens in two spans
     cuts, begins = np.zeros(6), np.zeros(16)
     for source, target in zip(sources(batch), rows(batch.labels, batch.target_lengths), strict=True):

@@ -1,3 +1,4 @@
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +34,9 @@ def member(seed, kind="single", labels=None, words=WORDS, max_length=16, setting
     return Predictor(model, tokenizer, task=task, max_length=max_length, settings=about or {})
 
 
+made_once = cache(member)  # for tests that only predict
+
+
 def examples(kind="single", num_examples=11):
     rng = np.random.default_rng(8)
     rows = []
@@ -60,7 +64,7 @@ def decisions(predictions):
 @pytest.mark.parametrize("average", ["probabilities", "logits"])
 @pytest.mark.parametrize("kind", list(LABELS))
 def test_one_model_or_one_twice_is_that_model(kind, average):
-    one, data = member(1, kind), examples(kind)
+    one, data = made_once(1, kind), examples(kind)
     expected = one.predict_examples(data)
     loss = one.outputs(one.encoded(data))
     for members in ([one], [one, one]):
@@ -75,7 +79,7 @@ def test_one_model_or_one_twice_is_that_model(kind, average):
 
 @pytest.mark.parametrize("kind", list(LABELS))
 def test_probabilities_are_the_mean_of_those_of_the_members(kind):
-    members, data = [member(seed, kind) for seed in (1, 2, 3)], examples(kind)
+    members, data = [made_once(seed, kind) for seed in (1, 2, 3)], examples(kind)
     expected = np.mean([numbers(one.predict_examples(data)) for one in members], axis=0)
     assert numbers(Ensemble(members).predict_examples(data)) == pytest.approx(expected, abs=1e-6)
     assert not np.allclose(expected, numbers(members[0].predict_examples(data)), atol=1e-2)
@@ -84,7 +88,7 @@ def test_probabilities_are_the_mean_of_those_of_the_members(kind):
 @pytest.mark.parametrize("average", ["probabilities", "logits"])
 @pytest.mark.parametrize("kind", list(LABELS))
 def test_the_order_of_members_changes_no_bit(kind, average):
-    members, data = [member(seed, kind) for seed in (1, 2, 3, 4)], examples(kind)
+    members, data = [made_once(seed, kind) for seed in (1, 2, 3, 4)], examples(kind)
     one, other = Ensemble(members, average=average), Ensemble(members[::-1], average=average)
     rows, turned = (each.outputs(each.encoded(data)).rows for each in (one, other))
     assert all((row == back).all() for row, back in zip(rows, turned, strict=True))

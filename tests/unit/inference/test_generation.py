@@ -36,8 +36,9 @@ def test_prompts_of_similar_length_go_together_and_come_back_in_order():
 @pytest.mark.parametrize("name", ["transformer", "gpt"])
 def test_answers_depend_on_no_company(tmp_path, name):
     folder, how = generator_folder(tmp_path, name), Generation(max_tokens=12, temperature=0.9, seed=4)
-    together = Predictor.load(folder, batch_size=3).generate(TEXTS, how, first=7)
-    alone = [Predictor.load(folder).generate([text], how, first=7 + place)[0] for place, text in enumerate(TEXTS)]
+    predictor = Predictor.load(folder, batch_size=3)
+    together = predictor.generate(TEXTS, how, first=7)
+    alone = [predictor.generate([text], how, first=7 + place)[0] for place, text in enumerate(TEXTS)]
     assert [text["text"] for text in together] == [text["text"] for text in alone]
     assert len({text["text"] for text in together}) > len(TEXTS) / 2
 

@@ -13,13 +13,13 @@ from maskloom.layers.attention import CrossAttention, PackedMemory
 from maskloom.layers.positions import sinusoids
 from maskloom.layers.sequence_layout import SequenceLayout
 
-SEARCH = Generation(max_tokens=9, beam=3, length_penalty=0.6)
+SEARCH = Generation(max_tokens=6, beam=3, length_penalty=0.6)
 TEXT = "one two three four five six"
 
 
-@pytest.fixture(params=[*WRITERS, *READERS])
-def predictor(request, tmp_path):
-    return Predictor.load(generator_folder(tmp_path, request.param))
+@pytest.fixture(scope="module", params=[*WRITERS, *READERS])
+def predictor(request, tmp_path_factory):
+    return Predictor.load(generator_folder(tmp_path_factory.mktemp("model"), request.param))
 
 
 def looked_at(predictor, settings=SEARCH):
@@ -38,7 +38,7 @@ def contexts_of(attention, hidden, other):
 @torch.inference_mode()
 def test_outputs_are_sums_of_values_by_the_probabilities_that_are_shown(predictor):
     owners = [predictor.model.encoder, *predictor.model.heads.values()]
-    seen = {}
+    seen, hooks = {}, []
 
     def keep(module, given, output):
         if given[-1] is not None and not isinstance(given[-1], SequenceLayout | PackedMemory):
@@ -50,8 +50,10 @@ def test_outputs_are_sums_of_values_by_the_probabilities_that_are_shown(predicto
     for owner in owners:
         for module in owner.modules():
             if hasattr(module, "probabilities"):
-                module.register_forward_hook(keep)
+                hooks.append(module.register_forward_hook(keep))
     found = looked_at(predictor)
+    for hook in hooks:
+        hook.remove()
     shown = [layer for attention in found.maps.values() for layer in attention.probabilities]
     last = [calls[-1] for calls in seen.values()]
     assert len(shown) == len(last) > 1
@@ -104,7 +106,7 @@ def log_probabilities(predictor, ids, tokens):
 
 
 @pytest.mark.parametrize(
-    "settings", [SEARCH, Generation(max_tokens=9, temperature=0.0), Generation(9, temperature=0.9, seed=2)]
+    "settings", [SEARCH, Generation(max_tokens=6, temperature=0.0), Generation(6, temperature=0.9, seed=2)]
 )
 def test_steps_lead_to_the_text_that_was_found(predictor, settings):
     found, end = looked_at(predictor, settings), predictor.end_token

@@ -222,7 +222,7 @@ def test_the_batch_size_bounds_what_is_computed_at_once(tmp_path, monkeypatch, h
 def test_threads_share_a_model(tmp_path):
     predictor = Predictor.load(write_model(tmp_path, heads=("classifier",), num_labels=2))
     draw = random.Random(5)
-    inputs = [[" ".join(draw.choices(WORDS, k=draw.randint(1, 40))) for _ in range(9)] for _ in range(24)]
+    inputs = [[" ".join(draw.choices(WORDS, k=draw.randint(1, 40))) for _ in range(5)] for _ in range(16)]
     alone = [(predictor.predict(texts), predictor.encode(texts)) for texts in inputs]
     cut, predictor.num_truncated = predictor.num_truncated, 0
     with ThreadPoolExecutor(8) as pool:

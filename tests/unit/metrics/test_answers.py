@@ -3,7 +3,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from maskloom.errors import DataError
@@ -79,6 +79,7 @@ def official_sweep(scores, texts, odds, golds):
     return best / len(scores), threshold
 
 
+@settings(max_examples=40)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["", "cat", "black cat", "dog"]), st.sampled_from([(), ("cat",), ("dog", "cat")]),
@@ -123,6 +124,7 @@ def test_the_best_threshold_is_reached_by_applying_it():
         assert applied.compute()[name] == pytest.approx(emptied.compute()[name])
 
 
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.sampled_from([0.0, 0.4, 1.0]), st.sampled_from([-3.0, -1.0, 0.0, 0.5, 2.0]), st.booleans()),
              min_size=1)

@@ -2,7 +2,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.entity_scores import entity_scores
 
@@ -120,6 +120,7 @@ def test_sentences_never_merge():
     assert (apart["precision"], apart["recall"]) == (0.5, 1.0)  # two entities, the second one wrong
 
 
+@settings(max_examples=30)
 @given(
     st.lists(
         st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=8), min_size=1, max_size=12

@@ -74,8 +74,8 @@ def test_no_kernel_for_whole_sequences_takes_a_restricted_batch():
 @pytest.mark.parametrize("part", ["encoder", "decoder"])
 @pytest.mark.parametrize("pre_norm", [False, True])
 def test_what_a_token_depends_on_grows_by_a_neighborhood_a_layer(part, pre_norm):
-    model, lengths = make(2, pre_norm=pre_norm), [12, 3, 11]
-    layout, ids = SequenceLayout.from_lengths(lengths), torch.arange(26)
+    model, lengths = make(2, pre_norm=pre_norm), [8, 3, 7]
+    layout, ids = SequenceLayout.from_lengths(lengths), torch.arange(18)
     kept = []
     with torch.no_grad():
         memory = model.encoder.encode_packed(ids, ids, layout).last_hidden_state
@@ -87,7 +87,7 @@ def test_what_a_token_depends_on_grows_by_a_neighborhood_a_layer(part, pre_norm)
         vectors = model.heads["decoder"](ids, layout, memory, layout)
     owners, places = torch.tensor(lengths).repeat_interleave(torch.tensor(lengths)), layout.position_ids
     weights = torch.randn(16, generator=torch.Generator().manual_seed(0))
-    for token in range(26):
+    for token in range(18):
         (gradient,) = torch.autograd.grad(vectors[token] @ weights, kept[0], retain_graph=True)
         behind = places[token] - places
         is_near = (behind.abs() <= 4) & (owners == owners[token])  # two layers that reach two tokens on either side

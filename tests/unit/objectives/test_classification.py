@@ -73,7 +73,7 @@ def test_sum_over_count_is_the_usual_mean(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("micro_batch_size", [1, 2, 3])
+@pytest.mark.parametrize("micro_batch_size", [1, 3])
 def test_accumulation_equals_one_batch(case, micro_batch_size):
     objective, labels, num_outputs, _ = CASES[case]
     gradients = []

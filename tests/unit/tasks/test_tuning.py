@@ -74,6 +74,7 @@ def test_of_equally_good_thresholds_the_nearest_to_a_half_is_taken():
     assert best_threshold([0.8, 0.7, 0.4, 0.3, 0.2], [1, 0, 0, 1, 0]) == 0.75
 
 
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.sampled_from([0.0, 0.1, 0.25, 0.4, 0.5, 0.5000001, 0.9, 1.0]), st.booleans()), max_size=12)
 )
@@ -146,7 +147,7 @@ def test_thresholds_are_those_of_the_score_that_decides():
     assert scores["f1_macro"]["f1_macro"] > scores["f1_micro"]["f1_macro"]
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     st.lists(
         st.tuples(

@@ -128,7 +128,7 @@ def test_odd_input(tokenizer: Tokenizer) -> None:
 
 
 @given(text=FAST_TEXT, lowercase=st.booleans())
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None)
 def test_library_and_rules_agree_on_ids_words_and_offsets(
     letters_vocabulary: Vocabulary, text: str, lowercase: bool
 ) -> None:
@@ -150,7 +150,7 @@ def by_rules(tokenizer: Tokenizer, *texts: str | None) -> Encoding:
 
 
 @given(texts=st.lists(ANY_TEXT | FAST_TEXT, max_size=4), lowercase=st.booleans())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=70)
 def test_batches_chunks_and_single_texts_follow_the_published_rule(
     letters_vocabulary: Vocabulary, texts: list[str], lowercase: bool
 ) -> None:
@@ -202,7 +202,7 @@ LONG_WORD = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     text=st.lists(FAST_TEXT | ANY_TEXT | LONG_WORD, max_size=6).map("".join), size=st.integers(1, 12), hf=st.booleans()
 )

@@ -40,7 +40,7 @@ WORDS = st.dictionaries(st.text("abc", min_size=1, max_size=6), st.integers(1, 9
 
 
 @given(counts=WORDS, min_frequency=st.integers(1, 3))
-@settings(max_examples=150)
+@settings(max_examples=50)
 def test_the_first_piece_is_the_best_one_and_every_one_saves_what_it_says(
     counts: dict[str, int], min_frequency: int
 ) -> None:

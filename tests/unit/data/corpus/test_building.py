@@ -5,7 +5,7 @@ import gzip
 import json
 import os
 import random
-from collections.abc import Callable
+import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -62,6 +62,31 @@ def text(tmp_path: Path) -> Path:
     return write_text(tmp_path / "text.txt", random_documents(60))
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The corpus of the same text, "whole", and one of which four shards were made, "begun"; copy what you change."""
+    folder = tmp_path_factory.mktemp("built")
+    text = write_text(folder / "text.txt", random_documents(60))
+    build_corpus(text, tokenizer=TOKENIZER, out=folder / "whole", **SMALL)
+    with pytest.MonkeyPatch.context() as patch:
+        build_some_shards(patch, 4, text, tokenizer=TOKENIZER, out=folder / "begun", **SMALL)
+    return folder
+
+
+def build_some_shards(patch: pytest.MonkeyPatch, num_shards: int, *arguments: Any, **options: Any) -> None:
+    """Build a corpus and fail after some shards."""
+    write = corpus_building.write_shard
+
+    def failing(folder: Path, number: int, *rest: Any) -> ShardRecord:
+        if number >= num_shards:
+            raise OSError(28, "No space left on device")
+        return write(folder, number, *rest)
+
+    patch.setattr(corpus_building, "write_shard", failing)
+    with pytest.raises(OSError, match="No space left"):
+        build_corpus(*arguments, **options)
+
+
 @pytest.fixture
 def encoded_shards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of texts in each shard that was encoded in this process."""
@@ -74,26 +99,6 @@ def encoded_shards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(SentenceEncoder, "parts", counted)
     return calls
-
-
-@pytest.fixture
-def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """A function that builds a corpus and fails after some shards."""
-
-    def build(num_shards: int, *arguments: Any, **options: Any) -> None:
-        write = corpus_building.write_shard
-
-        def failing(folder: Path, number: int, *rest: Any) -> ShardRecord:
-            if number >= num_shards:
-                raise OSError(28, "No space left on device")
-            return write(folder, number, *rest)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(corpus_building, "write_shard", failing)
-            with pytest.raises(OSError, match="No space left"):
-                build_corpus(*arguments, **options)
-
-    return build
 
 
 def test_the_ids_are_those_of_the_tokenizer_in_the_order_of_the_text(text: Path, tmp_path: Path, monkeypatch) -> None:
@@ -266,17 +271,15 @@ def test_progress_ends_at_the_size_of_the_text(text: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_an_interrupted_build_continues_to_the_same_bytes(
-    text: Path, tmp_path: Path, interrupted: Callable[..., None], encoded_shards: list[int], num_workers: int
+    text: Path, tmp_path: Path, built: Path, encoded_shards: list[int], num_workers: int
 ) -> None:
     options = {"tokenizer": TOKENIZER, **SMALL}
-    whole = build_corpus(text, out=tmp_path / "whole", **options)
-    out = tmp_path / "out"
-    interrupted(4, text, out=out, **options)
+    whole, out = Corpus.open(built / "whole").manifest, shutil.copytree(built / "begun", tmp_path / "out")
     with pytest.raises(DataError, match="is unfinished; run the same build again"):
         Corpus.open(out)
     encoded_shards.clear()
     assert build_corpus(text, out=out, work=Work(num_workers), **options)["num_kept_shards"] == 4
-    assert folder_bytes(out) == folder_bytes(tmp_path / "whole")
+    assert folder_bytes(out) == folder_bytes(built / "whole")
     if num_workers == 1:
         assert len(encoded_shards) == len(whole["shards"]) - 4
 
@@ -294,23 +297,21 @@ def flip(path: Path) -> None:
 @pytest.mark.parametrize("name", ["shards/00002.tokens", "building/00002.lengths", "building/00002.json"])
 @pytest.mark.parametrize("damage", [cut, flip, Path.unlink])
 def test_a_finished_shard_that_was_damaged_is_made_again(
-    text: Path, tmp_path: Path, interrupted: Callable[..., None], encoded_shards: list[int], name: str, damage
+    text: Path, tmp_path: Path, built: Path, encoded_shards: list[int], name: str, damage
 ) -> None:
-    options = {"tokenizer": TOKENIZER, **SMALL}
-    whole = build_corpus(text, out=tmp_path / "whole", **options)
-    interrupted(4, text, out=tmp_path / "out", **options)
-    damage(tmp_path / "out" / name)
+    whole, out = Corpus.open(built / "whole").manifest, shutil.copytree(built / "begun", tmp_path / "out")
+    damage(out / name)
     encoded_shards.clear()
-    build_corpus(text, out=tmp_path / "out", **options)
-    assert folder_bytes(tmp_path / "out") == folder_bytes(tmp_path / "whole")
+    build_corpus(text, out=out, tokenizer=TOKENIZER, **SMALL)
+    assert folder_bytes(out) == folder_bytes(built / "whole")
     assert len(encoded_shards) == len(whole["shards"]) - 3
 
 
 def test_nothing_of_an_interrupted_build_of_something_else_is_left(
-    text: Path, tmp_path: Path, interrupted: Callable[..., None]
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = {"tokenizer": TOKENIZER, **SMALL}
-    interrupted(9, text, out=tmp_path / "out", **options)
+    with monkeypatch.context() as patch:
+        build_some_shards(patch, 9, text, out=tmp_path / "out", tokenizer=TOKENIZER, **SMALL)
     for name in (".vocab.txt.1234.tmp", "shards/.00000.tokens.99.tmp"):
         (tmp_path / "out" / name).write_bytes(b"half writ")
     cased = WordPieceTokenizer(TOKENIZER.vocabulary, lowercase=False)
@@ -346,13 +347,12 @@ def test_a_finished_corpus_is_checked_and_left_alone(text: Path, tmp_path: Path,
         ({"settings": replace(SMALL["settings"], documents="file")}, "documents"),
     ],
 )
-def test_a_corpus_of_other_settings_is_refused_by_name(text: Path, tmp_path: Path, changes, named: str) -> None:
-    options = {"tokenizer": TOKENIZER, "out": tmp_path / "out", **SMALL}
-    build_corpus(text, **options)
-    before = folder_bytes(tmp_path / "out")
-    with pytest.raises(ConfigError, match=rf"out: already contains a corpus that was built differently \(.*{named}"):
+def test_a_corpus_of_other_settings_is_refused_by_name(text: Path, built: Path, changes, named: str) -> None:
+    options = {"tokenizer": TOKENIZER, "out": built / "whole", **SMALL}
+    before = folder_bytes(built / "whole")
+    with pytest.raises(ConfigError, match=rf"whole: already contains a corpus that was built differently \(.*{named}"):
         build_corpus(text, **(options | changes))
-    assert folder_bytes(tmp_path / "out") == before
+    assert folder_bytes(built / "whole") == before
 
 
 def test_a_corpus_of_other_text_is_refused(text: Path, tmp_path: Path) -> None:

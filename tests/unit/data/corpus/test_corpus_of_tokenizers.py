@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 from tests.encoded_texts import encode_all
 
+from maskloom.data.corpus import sentence_encoding
 from maskloom.data.corpus.building import CorpusSettings, build_corpus
 from maskloom.data.corpus.lint import lint_corpus
 from maskloom.data.corpus.opening import Corpus
 from maskloom.data.corpus.sentence_encoding import SentenceEncoder
 from maskloom.data.corpus.statistics import corpus_statistics
 from maskloom.errors import ConfigError, DataError
+from maskloom.text import sentences as text_sentences
 from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
 from maskloom.text.sentences import split_sentences
 from maskloom.text.tokenizer import Tokenizer
@@ -193,18 +195,31 @@ def test_sentences_of_bytes_together_are_the_whole_text(of_bytes, sentences, pre
     assert number == len(encoded.sentence_lengths)
 
 
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Encode documents in blocks of this many bytes, so that texts of some kilobytes are long ones."""
+    size = 1 << 14
+    monkeypatch.setattr(sentence_encoding, "_BLOCK_BYTES", size)
+    monkeypatch.setattr(sentence_encoding, "_LONGEST_RUN", size)
+    monkeypatch.setattr(text_sentences, "_PIECE_BYTES", size)
+    monkeypatch.setattr(text_sentences, "_WINDOW_BYTES", size << 4)
+    monkeypatch.setattr(text_sentences, "_MARGIN", size >> 4)
+    return size
+
+
 @pytest.mark.parametrize("sentences", ["split", "lines"])
-def test_a_long_document_of_bytes_is_encoded_as_a_whole(of_bytes, sentences) -> None:
-    text = "A long one, yes. It's on!\n" * 20_000 + "x" * 300_000 + " end. It's"
+def test_a_long_document_of_bytes_is_encoded_as_a_whole(of_bytes, sentences, small_blocks) -> None:
+    text = "A long one, yes. It's on!\n" * 2_000 + "x" * 30_000 + " end. It's"
     encoder = SentenceEncoder(of_bytes, sentences=sentences)
     encoded = encode_all(encoder, [text])
-    assert len(encoded.tokens) > 1 << 18
+    assert len(encoded.tokens) > small_blocks
     assert np.frombuffer(encoded.tokens, encoder.type).tolist() == of_bytes.token_ids(" ".join(text.split()))
 
 
 @pytest.mark.parametrize("prefix_space", [False, True])
+@pytest.mark.usefixtures("small_blocks")
 def test_a_long_line_of_bytes_is_cut_only_at_blanks(of_bytes, prefix_space) -> None:
-    text, tokenizer = ("東京東京東京 --- " * 20_000).strip(), replace(of_bytes, prefix_space=prefix_space)
+    text, tokenizer = ("東京東京東京 --- " * 2_000).strip(), replace(of_bytes, prefix_space=prefix_space)
     encoded = encode_all(SentenceEncoder(tokenizer, sentences="lines"), [text])
     assert np.frombuffer(encoded.tokens, "<u2").tolist() == tokenizer.token_ids(text)
 

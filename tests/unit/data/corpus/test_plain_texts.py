@@ -114,8 +114,8 @@ def test_too_large_documents_are_named_by_their_line(content: bytes, monkeypatch
 
 @pytest.mark.parametrize("unit", [b"a\n", b"a ", b"\r", b"\n", b" ", b"a\n\n"])
 def test_memory_is_that_of_the_text_and_not_of_its_lines(unit: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_BLOCK", 1 << 14)
-    content = unit * ((1 << 18) // len(unit))
+    monkeypatch.setattr(reading, "_BLOCK", 1 << 12)
+    content = unit * ((1 << 16) // len(unit))
     tracemalloc.start()
     try:
         for _ in texts(content):

@@ -61,7 +61,7 @@ def test_the_ids_are_those_of_the_tokenizer(sentences, lowercase: bool, compatib
         assert encoded.num_empty_documents == 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.text(CHARACTERS, max_size=40), min_size=1, max_size=4), st.booleans(), st.sampled_from(["google", "hf"])
 )
@@ -118,7 +118,8 @@ def test_memory_does_not_hang_on_the_shape_of_a_text(sentences, unit: str, monke
     monkeypatch.setattr(text_sentences, "_PIECE_BYTES", 1 << 11)
     monkeypatch.setattr(text_sentences, "_WINDOW_BYTES", 1 << 13)
     monkeypatch.setattr(text_sentences, "_MARGIN", 1 << 6)
-    content = (unit * ((1 << 17) // len(unit.encode()))).encode()
+    size = 1 << (17 if unit == "😀" else 16)  # few tokens take little memory
+    content = (unit * (size // len(unit.encode()))).encode()
     encoder = SentenceEncoder(WordPieceTokenizer(VOCABULARY), sentences=sentences)
     encode_all(encoder, ["a"])
     tracemalloc.start()

@@ -38,8 +38,8 @@ def _documents(corpus, sentences: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("max_length", [5, 16, 64, 512])
 @pytest.mark.parametrize("rate", [0.0, 0.1, 1.0])
 def test_pairs_fit_and_use_every_sentence(random_corpus, monkeypatch, max_length: int, rate: float) -> None:
-    monkeypatch.setattr(sentence_pairs, "BLOCK_SENTENCES", 200)
-    corpus = random_corpus(60)
+    monkeypatch.setattr(sentence_pairs, "BLOCK_SENTENCES", 100)
+    corpus = random_corpus(30)
     stream = SentencePairs(corpus, None, PretrainingData(max_length=max_length, short_seq_prob=rate), seed=1)
     assert stream.num_blocks > 3
     instances = _epoch(stream)
@@ -130,12 +130,12 @@ def test_documents_of_one_sentence_are_all_random(memory_corpus) -> None:
 
 
 @pytest.mark.parametrize("next_sentence", [True, False])
-@pytest.mark.parametrize("sentences", [[[5]], [[5], [6, 7]], [[5] * 400] * 3])
+@pytest.mark.parametrize("sentences", [[[5]], [[5], [6, 7]], [[5] * 100] * 3])
 def test_a_single_document_works(memory_corpus, sentences, next_sentence: bool) -> None:
     corpus = memory_corpus([sentences])
     stream = SentencePairs(corpus, None, PretrainingData(max_length=24, next_sentence=next_sentence), seed=0)
-    read, after = stream.read({}, 60)
-    assert len(read) == 60
+    read, after = stream.read({}, 20)
+    assert len(read) == 20
     assert after["epoch"] > 0
     assert set(_documents(corpus, read.first[:, 1]).tolist()) == {0}
 
@@ -198,9 +198,10 @@ def test_instances_of_a_document_do_not_depend_on_the_block(random_corpus, monke
 
 @pytest.mark.parametrize("size", [1, 7, 64])
 def test_reading_is_seamless_from_any_position(random_corpus, size: int, monkeypatch) -> None:
-    monkeypatch.setattr(sentence_pairs, "BLOCK_SENTENCES", 80)
-    corpus = random_corpus(25)
+    monkeypatch.setattr(sentence_pairs, "BLOCK_SENTENCES", 40)
+    corpus = random_corpus(10)
     stream = SentencePairs(corpus, None, PretrainingData(max_length=64), seed=8)
+    assert stream.num_blocks > 2
     total = 3 * len(_epoch(stream)) // size + 1
     whole, end = stream.read({}, total * size)
     position, pieces = {}, []

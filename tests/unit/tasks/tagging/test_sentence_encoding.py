@@ -76,7 +76,7 @@ def corpora(draw):
     return found
 
 
-@settings(max_examples=120)
+@settings(max_examples=50)
 @given(corpora(), st.integers(3, 64), st.sampled_from(["sentence", "document"]))
 def test_no_word_is_ever_lost(sentences, max_length, context):
     data = encode_sentences(sentences, TOKENIZER, max_length=max_length, labels=LABELS, context=context)
@@ -99,6 +99,7 @@ def test_no_word_is_ever_lost(sentences, max_length, context):
     assert [[LABELS[i] for i in part] for part in data.by_sentence(ids)] == [list(s.tags) for s in sentences]
 
 
+@settings(max_examples=40)
 @given(corpora(), st.integers(3, 64), st.sampled_from(["sentence", "document"]))
 def test_chains_hold_no_word_of_another_sentence(sentences, max_length, context):
     data = encode_sentences(sentences, TOKENIZER, max_length=max_length, context=context)
@@ -113,6 +114,7 @@ def test_chains_hold_no_word_of_another_sentence(sentences, max_length, context)
         assert set(owners) == set(sentence_of_word[first_word:end_word])
 
 
+@settings(max_examples=40)
 @given(corpora(), st.integers(3, 64), st.sampled_from(["sentence", "document"]), st.randoms())
 def test_a_batch_is_that_of_its_windows_one_by_one(sentences, max_length, context, random):
     data = encode_sentences(sentences, TOKENIZER, max_length=max_length, labels=LABELS, context=context)
@@ -186,12 +188,16 @@ def test_lengths_that_the_model_does_not_have_are_refused(max_length):
         encode_sentences([sentence("a")], TOKENIZER, max_length=max_length)
 
 
+@pytest.fixture(scope="module")
+def conll_2003(data_folder, minilm_folder):
+    """The sentences of the development set and a published tokenizer."""
+    return TAGGING.read(data_folder / "conll2003" / "valid.txt").examples, Tokenizer.load(minilm_folder)
+
+
 @pytest.mark.realdata
 @pytest.mark.parametrize("context", ["sentence", "document"])
 @pytest.mark.parametrize("max_length", [16, pytest.param(128, marks=pytest.mark.slow)])
-def test_conll_2003_keeps_all_its_words(data_folder, minilm_folder, context, max_length):
-    data = TAGGING.read(data_folder / "conll2003" / "valid.txt")
-    tokenizer = Tokenizer.load(minilm_folder)
-    encoded = encode_sentences(data.examples, tokenizer, max_length=max_length, context=context)
+def test_conll_2003_keeps_all_its_words(conll_2003, context, max_length):
+    encoded = encode_sentences(*conll_2003, max_length=max_length, context=context)
     assert encoded.account()["num_words"] == int((encoded.windows[:, 3] - encoded.windows[:, 2]).sum()) == 51_362
     assert encoded.lengths.max() <= max_length

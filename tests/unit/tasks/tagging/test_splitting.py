@@ -100,11 +100,11 @@ def test_a_letter_that_is_two_in_lower_case_is_cut_where_it_stands():
 
 
 def test_runs_without_a_blank_take_no_longer_than_their_length():
-    started = time.process_time()
-    for chunk in ("!" * 60_000, "a.b-" * 20_000, "'s" * 20_000, "(" * 255, "'s" * 127, "a!" * 127):
-        spans = learned(TREEBANK).spans(chunk)
+    splitter, started = learned(TREEBANK), time.process_time()
+    for chunk in ("!" * 30_000, "a.b-" * 10_000, "'s" * 10_000, "(" * 255, "'s" * 127, "a!" * 127):
+        spans = splitter.spans(chunk)
         assert "".join(chunk[start:end] for start, end in spans) == chunk
-    assert time.process_time() - started < 6
+    assert time.process_time() - started < 2
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def arrays(documents):
     return starts([n for s in sentences for n in s]), starts([len(s) for s in sentences]), numbers
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(files(), st.integers(1, 40), st.sampled_from(["sentence", "document"]))
 def test_every_word_is_scored_once_where_its_first_piece_is_seen(documents, room, context):
     word_starts, sentence_starts, numbers = arrays(documents)
@@ -38,6 +38,7 @@ def test_every_word_is_scored_once_where_its_first_piece_is_seen(documents, room
     assert (word_starts[end_word - 1] < end).all()
 
 
+@settings(max_examples=60)
 @given(files(), st.integers(1, 40), st.sampled_from(["sentence", "document"]))
 def test_no_window_reaches_over_the_end_of_its_sentence_or_document(documents, room, context):
     word_starts, sentence_starts, numbers = arrays(documents)
@@ -51,7 +52,7 @@ def test_no_window_reaches_over_the_end_of_its_sentence_or_document(documents, r
         assert end - first == min(room, high - low)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from([1, 1, 2, 5]), min_size=1, max_size=80), st.integers(1, 30))
 def test_each_word_of_a_long_sentence_is_scored_where_its_context_is_largest(words, room):
     word_starts = starts(words)
