@@ -198,7 +198,7 @@ def made():
 
 @pytest.fixture
 def prepared(name, recipe, model_folder, files, made):
-    """Return the task, an untrained model for it, its tokenizer, and the dev data; a test that changes one copies it."""
+    """Return the task, an untrained model for it, its tokenizer, and the dev data, shared between tests."""
     key = (name, model_folder)
     if key not in made:
         made[key] = prepare(name, recipe, model_folder, files)
