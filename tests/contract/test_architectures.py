@@ -133,8 +133,22 @@ def heads(architecture, config):
 
 
 @pytest.fixture
-def model(config, heads):
+def own_model(config, heads):
+    """Return a model whose weights and gradients a test may change."""
     return build_model(config, heads, num_labels=NUM_LABELS, seed=1)
+
+
+@pytest.fixture(scope="module")
+def built():
+    """Return the models of all rows, which tests only read."""
+    return {}
+
+
+@pytest.fixture
+def model(row, config, heads, built):
+    if row not in built:
+        built[row] = build_model(config, heads, num_labels=NUM_LABELS, seed=1)
+    return built[row].train()
 
 
 def batch(lengths=(41, 1, 17, 16, 2)):
@@ -238,50 +252,50 @@ def test_order_of_sequences_changes_nothing(model):
     assert (output.pooled[order] - shuffled.pooled).abs().max() < 1e-6
 
 
-def test_same_seed_same_draws(model):
-    ids, segments, mask = batch()
+def test_same_seed_same_draws(own_model):
+    ids, segments, mask = batch((17, 1, 9))
     results = []
     for _ in range(2):
         torch.manual_seed(4)
-        model.zero_grad()
-        output = model.train().encoder(ids, segments, mask)
-        sum(values.logsumexp(-1).sum() for values in logits(model, output).values()).backward()
-        results.append([parameter.grad.clone() for parameter in model.parameters()])
+        own_model.zero_grad()
+        output = own_model.train().encoder(ids, segments, mask)
+        sum(values.logsumexp(-1).sum() for values in logits(own_model, output).values()).backward()
+        results.append([parameter.grad.clone() for parameter in own_model.parameters()])
     assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
 
 
 def test_dropout_differs_between_calls_in_training_only(model):
-    ids, segments, mask = batch()
+    ids, segments, mask = batch((17, 1, 9))
     model.train()
     assert not torch.equal(model.encoder(ids, segments, mask).pooled, model.encoder(ids, segments, mask).pooled)
     model.eval()
     assert torch.equal(model.encoder(ids, segments, mask).pooled, model.encoder(ids, segments, mask).pooled)
 
 
-def test_gradient_reaches_every_parameter(model):
+def test_gradient_reaches_every_parameter(own_model):
     ids, segments, mask = batch()
-    output = model.encoder(ids, segments, mask)
-    sum((values**2).sum() for values in logits(model, output).values()).backward()
-    for name, parameter in model.named_parameters():
+    output = own_model.encoder(ids, segments, mask)
+    sum((values**2).sum() for values in logits(own_model, output).values()).backward()
+    for name, parameter in own_model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         assert parameter.grad.any(), name
 
 
-def test_save_and_load_keep_every_bit(model, tmp_path):
-    for parameter in model.parameters():
+def test_save_and_load_keep_every_bit(own_model, tmp_path):
+    for parameter in own_model.parameters():
         parameter.data.add_(torch.randn_like(parameter) * 0.1)
-    save_model(model, tmp_path)
+    save_model(own_model, tmp_path)
     back, report = load_model(tmp_path)
     assert not report.new_parameters
     assert not unused_tensors(tmp_path, report)
-    assert list(back.heads) == list(model.heads)
-    assert back.config == model.config
-    for name, value in model.state_dict().items():
+    assert list(back.heads) == list(own_model.heads)
+    assert back.config == own_model.config
+    for name, value in own_model.state_dict().items():
         assert torch.equal(back.state_dict()[name], value), name
     ids, segments, mask = batch()
     assert torch.equal(
-        model.eval().encoder(ids, segments, mask).pooled, back.eval().encoder(ids, segments, mask).pooled
+        own_model.eval().encoder(ids, segments, mask).pooled, back.eval().encoder(ids, segments, mask).pooled
     )
 
 

@@ -1,5 +1,6 @@
 """The contract of every kind of task in the table, from files on disk to predictions of a saved model."""
 
+import copy
 import json
 from functools import partial
 from types import UnionType
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tests.contract.task_files import FILES, WORDS
 from tests.fine_tuning import finetune
 from tokenizers.pre_tokenizers import ByteLevel
 
@@ -38,26 +40,6 @@ from maskloom.text.vocabulary import SPECIAL_TOKENS, SpecialTokens, Vocabulary
 from maskloom.text.vocabulary_training import VocabularySettings, train_vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
-WORDS = [
-    "the",
-    "red",
-    "blue",
-    "cat",
-    "dog",
-    "Anna",
-    "Rome",
-    "sat",
-    "ran",
-    "in",
-    "on",
-    "house",
-    "tree",
-    "what",
-    "who",
-    "did",
-    "?",
-    ".",
-]
 VOCABULARY = Vocabulary([*SPECIAL_TOKENS, *sorted({word.lower() for word in WORDS}), "##s"])
 CONFIG = BertConfig(
     vocab_size=len(VOCABULARY),
@@ -71,6 +53,7 @@ CONFIG = BertConfig(
     initializer_range=0.5,
 )
 MAX_LENGTH = 24
+CLASSES = frozenset(dir(transformers))  # listed without importing them
 
 
 def save_bert(folder):
@@ -126,81 +109,17 @@ WITH_DECODERS = {
 MODELS = {"bert": save_bert, "gpt": save_first_gpt, "gpt2": save_gpt2, **WITH_DECODERS}
 
 
-def sentence(draw, low=3, high=9):
-    return " ".join(draw.choice(WORDS[:12], draw.integers(low, high)))
-
-
-def table(rows):
-    return "data.jsonl", "".join(json.dumps(row) + "\n" for row in rows)
-
-
-def single(draw, size):
-    return table({"text": sentence(draw), "label": ["no", "yes"][i % 2]} for i in range(size))
-
-
-def pair(draw, size):
-    rows = ({"text_a": sentence(draw), "text_b": sentence(draw), "label": ["a", "b", "c"][i % 3]} for i in range(size))
-    return table(rows)
-
-
-def regression(draw, size):
-    return table({"text": sentence(draw), "score": float(i % 5)} for i in range(size))
-
-
-def multilabel(draw, size):
-    return table({"text": sentence(draw), "labels": [["x"], ["x", "y"], [], ["z"]][i % 4]} for i in range(size))
-
-
-def document(draw, size):
-    texts = (" . ".join(sentence(draw) for _ in range(1 + i % 4)) for i in range(size))
-    return table(
-        {"title": sentence(draw), "text": text, "labels": [["x"], ["x", "y"], [], ["z"]][i % 4]}
-        for i, text in enumerate(texts)
-    )
-
-
-def tagging(draw, size):
-    tags = {"Anna": "B-PER", "Rome": "B-LOC"}
-    lines = []
-    for _ in range(size):
-        lines += [f"{word} {tags.get(word, 'O')}" for word in [*sentence(draw, 3, 40).split(), "Anna", "Rome"]]
-        lines.append("")
-    return "data.conll", "\n".join(lines)
-
-
-def span(draw, size):
-    paragraphs = []
-    for number in range(size):
-        context = sentence(draw, 12, 40)
-        answer = context.split()[3]
-        found = {"text": answer, "answer_start": context.index(answer)}
-        question = {"id": f"q{number}", "question": "who ran ?", "answers": [found]}
-        paragraphs.append({"context": context, "qas": [question]})
-    return "data.json", json.dumps({"version": "1.1", "data": [{"title": "t", "paragraphs": paragraphs}]})
-
-
-def choice(draw, size):
-    rows = (
-        {"question": sentence(draw), "choices": [sentence(draw) for _ in range(3)], "label": i % 3} for i in range(size)
-    )
-    return table(rows)
-
-
-def seq2seq(draw, size):
-    texts = [sentence(draw) for _ in range(size)]
-    return table({"source": text, "target": " ".join(reversed(text.split()))} for text in texts)
-
-
-FILES = {
-    "seq2seq": seq2seq,
-    "single": single,
-    "pair": pair,
-    "regression": regression,
-    "multilabel": multilabel,
-    "document": document,
-    "tagging": tagging,
-    "span": span,
-    "choice": choice,
+# Models that are trained, evaluated and used for each kind of task; `make test-all` runs the other pairs as well.
+TRAINED = {
+    "seq2seq": ("transformer", "bart", "marian", "t5"),
+    "single": ("bert", "gpt", "gpt2", "transformer", "bart", "t5"),
+    "pair": ("bert", "gpt2"),
+    "regression": ("bert", "gpt"),
+    "multilabel": ("bert", "transformer"),
+    "document": ("bert", "gpt2"),
+    "tagging": ("bert", "gpt2", "bart"),
+    "span": ("bert", "gpt2", "bart"),
+    "choice": ("bert", "gpt", "t5"),
 }
 
 
@@ -212,14 +131,17 @@ def pytest_generate_tests(metafunc):
         if "name" in metafunc.fixturenames and kinds is None:
             metafunc.parametrize("name", list(KINDS), indirect=True)
     elif kinds is None:
-        is_whole = metafunc.function is test_from_training_to_predictions
-        models = [model for model in MODELS if is_whole or model not in ("marian", "t5")]  # they share much with others
+        is_trained = metafunc.function is test_from_training_to_predictions
+        has_all = is_trained or metafunc.function is test_a_saved_model_names_its_class
+        models = [model for model in MODELS if has_all or model not in ("marian", "t5")]  # they share much with others
         pairs = [(kind, model) for kind in KINDS for model in models if kind != "seq2seq" or model in WITH_DECODERS]
-        slow = {(kind, "marian") for kind in KINDS if kind not in ("single", "seq2seq")}  # nearly a BART
-        marked = [pytest.param(*pair, marks=[pytest.mark.slow] if pair in slow else []) for pair in pairs]
+        slow = [is_trained and model not in TRAINED[kind] for kind, model in pairs]
+        marks = [[pytest.mark.slow] if is_slow else [] for is_slow in slow]
+        marked = [pytest.param(*pair, marks=mark) for pair, mark in zip(pairs, marks, strict=True)]
         metafunc.parametrize(("name", "model_folder"), marked, indirect=True)
     else:
-        metafunc.parametrize("model_folder", list(MODELS), indirect=True)
+        models = [pytest.param(model, marks=[pytest.mark.slow] if model == "marian" else []) for model in MODELS]
+        metafunc.parametrize("model_folder", models, indirect=True)  # Marian is nearly a BART
 
 
 @pytest.fixture
@@ -236,6 +158,8 @@ def recipe(name):
     }
     if name == "span":
         values["span"] = {"stride": 8, "max_question_length": 5}
+    if name == "seq2seq":
+        values["seq2seq"] = {"max_target_length": MAX_LENGTH}
     return validate_recipe(FinetuneRecipe, values, source="test")
 
 
@@ -254,19 +178,35 @@ def model_folder(request, saved_models):
 
 
 @pytest.fixture
-def files(name, tmp_path):
+def files(name, saved_models):
+    """Return the training and dev data of a kind, which tests only read."""
     paths = []
     for part, size in (("train", 13), ("dev", 9)):
         file, content = FILES[name](np.random.default_rng(size), size)
-        path = tmp_path / f"{part}-{file}"
-        path.write_text(content, encoding="utf-8")
+        path = saved_models / f"{name}-{part}-{file}"
+        if not path.exists():
+            path.write_text(content, encoding="utf-8")
         paths.append(path)
     return paths
 
 
+@pytest.fixture(scope="module")
+def made():
+    """Return what `prepared` has made for each kind of task and each model."""
+    return {}
+
+
 @pytest.fixture
-def prepared(name, recipe, model_folder, files):
-    """Return the task, an untrained model for it, its tokenizer, and the dev data."""
+def prepared(name, recipe, model_folder, files, made):
+    """Return the task, an untrained model for it, its tokenizer, and the dev data, shared between tests."""
+    key = (name, model_folder)
+    if key not in made:
+        made[key] = prepare(name, recipe, model_folder, files)
+    made[key][1].train()
+    return made[key]
+
+
+def prepare(name, recipe, model_folder, files):
     kind, settings = KINDS[name], recipe.task_settings(KINDS[name].settings)
     train = kind.read(files[0], ReadingOptions(), settings)
     task = kind.make(kind.label_names(train, ReadingOptions(), settings), None, settings)
@@ -363,6 +303,7 @@ def test_scores_of_pieces_are_the_scores_of_the_whole(name, prepared):
 
 def test_outputs_that_are_no_numbers_are_neither_scored_nor_predicted(prepared):
     task, model, tokenizer, dev = prepared
+    model = copy.deepcopy(model)
     with torch.no_grad():
         next(model.heads[task.heads[-1]].parameters()).view(-1)[0] = torch.nan
     with pytest.raises(DataError, match="not finite numbers"):
@@ -426,22 +367,32 @@ def test_unknown_scores_are_refused_before_training(name, prepared):
 
 
 @pytest.mark.parametrize("content", ["", "\n\n", "{", "\x00\x01", "a,b\n"])
-def test_files_of_another_form_are_refused_by_name(name, recipe, files, content):
-    files[0].write_text(content, encoding="utf-8")
-    with pytest.raises(DataError, match=files[0].name):
-        KINDS[name].read(files[0], ReadingOptions(), recipe.task_settings(KINDS[name].settings))
+def test_files_of_another_form_are_refused_by_name(name, recipe, files, content, tmp_path):
+    path = tmp_path / files[0].name
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=path.name):
+        KINDS[name].read(path, ReadingOptions(), recipe.task_settings(KINDS[name].settings))
 
 
 @pytest.mark.parametrize("name", ["tagging"], indirect=True)
 @pytest.mark.parametrize("more", [{"tagging": {"crf": True}}, {"features": {"layers": "last", "lstm_size": 8}}])
 def test_taggers_of_our_own_work_on_every_encoder(recipe, more, model_folder, files, tmp_path):
-    recipe = validate_recipe(FinetuneRecipe, {**recipe.model_dump(exclude_unset=True), **more}, source="test")
+    values = recipe.model_dump(exclude_unset=True)
+    values = {**values, "training": {**values["training"], "epochs": 1.0}, **more}
+    recipe = validate_recipe(FinetuneRecipe, values, source="test")
     result = finetune(recipe, model=model_folder, train=files[0], dev=files[1], out=tmp_path / "run")
     scored = evaluate(tmp_path / "run", files[1])
     assert scored["loss"] == pytest.approx(result["best"]["scores"]["loss"], rel=1e-5)
 
 
-@pytest.mark.parametrize("name", [kind for kind in KINDS if kind != "seq2seq"], indirect=True)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("single", "tagging", "span", "choice"),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("pair", "regression", "multilabel", "document")),
+    ],
+    indirect=True,
+)
 def test_a_left_to_right_encoder_is_fine_tuned_alike(recipe, files, tmp_path):
     folder = tmp_path / "causal"
     save_model(build_model(CONFIG.model_copy(update={"causal": True}), (), seed=0), folder)
@@ -452,6 +403,17 @@ def test_a_left_to_right_encoder_is_fine_tuned_alike(recipe, files, tmp_path):
     for score, value in result["best"]["scores"].items():
         assert scored[score] == pytest.approx(value, rel=1e-5), score
     assert "transformers" not in (tmp_path / "run" / "model" / "README.md").read_text(encoding="utf-8").split("```")[0]
+
+
+def assert_names_its_class(folder):
+    """Check that a model names a class of transformers, or one that says that only maskloom has it."""
+    (named,) = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"]
+    assert (named in CLASSES) != named.startswith("Maskloom")
+
+
+def test_a_saved_model_names_its_class(prepared, tmp_path):
+    save_model(prepared[1], tmp_path)
+    assert_names_its_class(tmp_path)
 
 
 def test_from_training_to_predictions(name, recipe, model_folder, files, tmp_path):
@@ -474,10 +436,8 @@ def test_from_training_to_predictions(name, recipe, model_folder, files, tmp_pat
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(rows) == written["num_predictions"] == 9
     assert [row["index"] for row in rows] == list(range(9))
-    config = json.loads((tmp_path / "run" / "model" / "config.json").read_text(encoding="utf-8"))
     settings = json.loads((tmp_path / "run" / "model" / "maskloom.json").read_text(encoding="utf-8"))
-    (named,) = config["architectures"]
-    assert hasattr(transformers, named) != named.startswith("Maskloom")
+    assert_names_its_class(tmp_path / "run" / "model")
     assert settings["kind"] == name
     shown = examples_of(read_run(tmp_path / "run", "run"), 100, Progress())
     assert shown["num_predicted"] == shown["num_in_file"] == 9

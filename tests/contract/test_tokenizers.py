@@ -115,7 +115,7 @@ def test_what_is_too_long_goes_from_the_longer_text(tokenizer: Tokenizer) -> Non
 
 
 def test_batches_give_what_single_texts_give(tokenizer: Tokenizer) -> None:
-    texts = [*TEXTS, "", " ", "x" * 40_000, "low " * 20_000, "\ud800 low", "café 東京 🙂"]
+    texts = [*TEXTS, "", " ", "x" * 40_000, "low " * 5_000, "\ud800 low", "café 東京 🙂"]
     assert tokenizer.token_ids_batch(texts) == [tokenizer.token_ids(text) for text in texts]
     pairs = [(text, other or None) for text, other in zip(texts, texts[::-1], strict=True)]
     assert tokenizer.encode_batch(pairs) == [tokenizer.encode(*pair) for pair in pairs]
@@ -126,7 +126,7 @@ def test_batches_give_what_single_texts_give(tokenizer: Tokenizer) -> None:
         assert [first for _, first, _ in found] == [encoding.segments.count(0) for encoding in encodings]
         assert [cut for _, _, cut in found] == [encoding.num_truncated for encoding in encodings]
     if tokenizer.cuts_at_white_space:
-        assert tokenizer.token_ids("low river, " * 9_000) == tokenizer.token_ids("low river, ") * 9_000
+        assert tokenizer.token_ids("low river, " * 4_000) == tokenizer.token_ids("low river, ") * 4_000
 
 
 def test_decoded_ids_encode_to_the_same_ids(tokenizer: Tokenizer) -> None:

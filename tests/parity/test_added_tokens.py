@@ -53,7 +53,7 @@ PARTS = [
 ]  # fmt: skip
 
 
-def texts(number=400):
+def texts(number=150):
     draw = random.Random(5)
     return ["", " ", *("".join(draw.choices(PARTS, k=draw.randint(1, 9))) for _ in range(number))]
 

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.parity
 
 BEGIN, PAD, END = 0, 1, 2
 SIZES = {
-    "like base": {"hidden_size": 48, "num_attention_heads": 12, "num_hidden_layers": 6},
+    "many heads": {"hidden_size": 48, "num_attention_heads": 12, "num_hidden_layers": 2},
     "odd": {"hidden_size": 21, "num_attention_heads": 3, "num_hidden_layers": 2, "num_decoder_layers": 3},
-    "scaled": {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 3, "scale_embedding": True},
+    "scaled": {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "scale_embedding": True},
 }
 
 

@@ -25,7 +25,7 @@ def test_outputs_have_the_same_mean_and_spread(tmp_path, rates):
     peer = BertForSequenceClassification(PeerConfig(**SIZES, **dict(zip(RATES, rates, strict=True)))).train()
     peer.save_pretrained(tmp_path)
     model = load_model(tmp_path)[0].train()
-    ids, segments = torch.tensor([[2, 7, 31, 55, 98, 3, 12, 3]]), torch.tensor([[0, 0, 0, 0, 0, 0, 1, 1]])
+    ids, segments = torch.tensor([[2, 31, 98, 3]]), torch.tensor([[0, 0, 1, 1]])
     ids, segments = (tensor.expand(NUM_DRAWS, -1).contiguous() for tensor in (ids, segments))
     with torch.no_grad():
         found = model.heads["classifier"](model.encoder(ids, segments).pooled)

@@ -16,7 +16,7 @@ from maskloom.training.state import TrainState
 
 pytestmark = pytest.mark.parity
 
-NUM_STEPS, BATCH_SIZE = 6, 4
+NUM_STEPS, BATCH_SIZE = 4, 4
 TEXTS = [
     ("The movie was a delight from start to end.", "I enjoyed every minute."),
     ("A dull, overlong film.", "It moves quickly and never bores."),

@@ -145,13 +145,13 @@ def test_greedy_and_beam_search_give_the_same_tokens(pre_norm, ends, size, tmp_p
     model = our_model(pre_norm, "lm")
     save_model(model, tmp_path)
     peer = peer_of(tmp_path, pre_norm, "LMHeadModel")
-    greedy = continue_texts(model, PROMPTS, Generation(max_tokens=16, beam=1))
+    greedy = continue_texts(model, PROMPTS, Generation(max_tokens=11, beam=1))
     end = greedy[0].token_ids[8] if ends else None
     for beam in (1, 4):
-        found = continue_texts(model, PROMPTS, Generation(max_tokens=16, beam=beam, no_repeat_ngram=size), end=end)
+        found = continue_texts(model, PROMPTS, Generation(max_tokens=11, beam=beam, no_repeat_ngram=size), end=end)
         assert any(text.is_ended for text in found) == ends
         for prompt, ours in zip(PROMPTS, found, strict=True):
-            how = {"do_sample": False, "num_beams": beam, "max_new_tokens": 16, "pad_token_id": 0, "eos_token_id": end}
+            how = {"do_sample": False, "num_beams": beam, "max_new_tokens": 11, "pad_token_id": 0, "eos_token_id": end}
             how["no_repeat_ngram_size"] = size
             ids = torch.tensor([prompt])
             theirs = peer.generate(ids, attention_mask=torch.ones_like(ids), **how)[0, len(prompt) :].tolist()

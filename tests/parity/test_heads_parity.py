@@ -124,7 +124,7 @@ LENGTHS = [[37, 13, 2, 99], [2, 512, 128], [64, 64, 64], [2], [7, 7, 8, 6, 30, 3
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
-@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_losses_and_gradients_equal_the_padded_model_that_scores_all_positions(tmp_path, lengths, seed):
     # In double precision, where every parameter's gradient is far above rounding error.
     ours, theirs = gradients_of_both(tmp_path, padded_batch(lengths, seed), torch.float64)

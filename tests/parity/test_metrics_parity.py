@@ -88,7 +88,7 @@ def test_scores_by_document_are_those_of_scikit_learn():
     rng = np.random.default_rng(8)
     by_sample = {"jaccard": jaccard_score, "precision_samples": precision_score, "recall_samples": recall_score}
     by_sample["f1_samples"] = f1_score
-    for _ in range(NUM_CASES):
+    for _ in range(NUM_CASES // 3):
         size, num_labels = int(rng.integers(1, 30)), int(rng.integers(2, 9))
         targets, predictions = (rng.random((2, size, num_labels)) < rng.random((2, size, 1))).astype(int)
         targets[0], predictions[-1] = rng.integers(2), rng.integers(2)  # all labels or none

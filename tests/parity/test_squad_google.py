@@ -130,7 +130,7 @@ def _data(draw, *, v2, num_words, num_questions):
 def _cases():
     draw = random.Random(11)
     cases = []
-    for number in range(48):
+    for number in range(30):
         v2 = number % 2 == 1
         cases.append(
             {

@@ -190,13 +190,13 @@ def test_greedy_and_beam_search_give_the_same_tokens(peer, tmp_path):
     hidden = model.encoder.encode_packed(flat, flat * 0, layout).last_hidden_state
     num_ended = 0
     for beam in (None, 1, 4):
-        how = Generation(25, temperature=0.0) if beam is None else Generation(25, beam=beam, length_penalty=0.0)
+        how = Generation(14, temperature=0.0) if beam is None else Generation(14, beam=beam, length_penalty=0.0)
         search = {} if beam in (None, 1) else {"num_beams": beam, "length_penalty": 0.0, "early_stopping": False}
         whole = decode_sources(model, hidden, layout, how, begin=[0], end=98)
         for end in (98, whole[0].token_ids[4]):
             found = decode_sources(model, hidden, layout, how, begin=[0], end=end)
             for source, ours in zip(sources, found, strict=True):
-                keys = {"max_new_tokens": 25, "eos_token_id": end, "do_sample": False, **search}
+                keys = {"max_new_tokens": 14, "eos_token_id": end, "do_sample": False, **search}
                 theirs = peer.generate(torch.tensor([source]), **keys)[0, 1:].tolist()
                 assert ours.token_ids == (theirs[: theirs.index(end)] if end in theirs else theirs)
                 num_ended += ours.is_ended

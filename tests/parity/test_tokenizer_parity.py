@@ -67,7 +67,7 @@ FRAGMENTS = [
     *SPECIAL_TOKENS,
     *("[mask]", "[unused5]", "[MASK", "[[SEP]]", "a[CLS]b"),
 ]
-NUM_TEXTS = 5_000  # with each of four vocabularies
+NUM_TEXTS = 1_600  # with each of four vocabularies
 ANY_CHARACTER = st.characters(exclude_categories=[])
 WORDS_OF_TEXT = st.lists(st.sampled_from(FRAGMENTS) | st.text(ANY_CHARACTER, max_size=5) | st.just(" "), max_size=12)
 ANY_TEXT = WORDS_OF_TEXT.map("".join)
@@ -118,7 +118,7 @@ def google_ids(tokenizer: Any, text: str) -> list[int]:
 
 
 @given(text=ANY_TEXT)
-@settings(deadline=None, max_examples=250)
+@settings(deadline=None, max_examples=100)
 def test_ids_are_those_of_google(both: Any, text: str) -> None:
     ours, theirs = both
     expected = google_ids(theirs, text)
@@ -136,7 +136,11 @@ def test_random_text_is_cut_as_google_cuts_it_with_sound_offsets_alone_and_in_ba
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_every_character_makes_the_words_that_google_makes(google: SimpleNamespace, lowercase: bool) -> None:
     theirs = google.tokenization.BasicTokenizer(do_lower_case=lowercase)
-    codes = [*range(0x3400), *range(0x9F00, 0xAC40), *range(0xD780, 0x1F000), *range(0x1F000, 0x110000, 61)]
+    # of long ranges of one kind (private use, hieroglyphs, Tangut, the last planes) a sample
+    whole = [(0, 0x3400), (0x9F00, 0xAC40), (0xD780, 0xE100), (0xF800, 0x13010), (0x14600, 0x17010), (0x18800, 0x1F000)]
+    sampled = [(0xE100, 0xF800), (0x13010, 0x14600), (0x17010, 0x18800), (0x1F000, 0x110000)]
+    codes = [code for first, end in whole for code in range(first, end)]
+    codes += [code for first, end in sampled for code in range(first, end, 61)]
     for start in range(0, len(codes), 4096):
         text = " ".join(f"a{chr(code)}B {chr(code)}" for code in codes[start : start + 4096])
         assert words(text, lowercase=lowercase) == theirs.tokenize(text), f"from U+{codes[start]:04X}"
@@ -231,7 +235,7 @@ def google_features(google: SimpleNamespace, tokenizer: Any, text: str, pair: st
 
 
 @given(text=SHORT_TEXT | ANY_TEXT, pair=SHORT_TEXT | ANY_TEXT | st.none(), length=st.integers(3, 40))
-@settings(deadline=None, max_examples=250)
+@settings(deadline=None, max_examples=100)
 def test_pairs_segments_and_truncation_are_those_of_google(
     google: SimpleNamespace, both: Any, text: str, pair: str | None, length: int
 ) -> None:
@@ -257,7 +261,7 @@ def published(minilm_folder: Path) -> Any:
 
 
 @given(text=WRITABLE_TEXT, pair=WRITABLE_TEXT)
-@settings(deadline=None, max_examples=250)
+@settings(deadline=None, max_examples=100)
 def test_a_published_folder_gives_the_ids_of_transformers(published: Any, text: str, pair: str) -> None:
     ours, theirs = published
     expected = theirs(text, return_offsets_mapping=True)
@@ -297,7 +301,7 @@ def test_a_saved_folder_opens_in_transformers_with_its_settings(saved: Any) -> N
 
 
 @given(text=AGREED_TEXT, pair=AGREED_TEXT)
-@settings(deadline=None, max_examples=250)
+@settings(deadline=None, max_examples=100)
 def test_a_saved_folder_gives_equal_ids_in_transformers(saved: Any, text: str, pair: str) -> None:
     ours, theirs = saved
     assert theirs.encode(text, add_special_tokens=False, split_special_tokens=True) == ours.token_ids(text)
@@ -312,7 +316,7 @@ def test_a_saved_folder_gives_equal_ids_in_transformers(saved: Any, text: str, p
 
 
 @given(text=AGREED_TEXT, pair=AGREED_TEXT)
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 def test_special_tokens_in_a_text_are_read_as_transformers_reads_them(saved: Any, text: str, pair: str) -> None:
     ours, theirs = saved
     encoding = ours.encode(text, pair, parse_special_tokens=True)
