@@ -122,8 +122,7 @@ def test_wrong_recipes_and_data_are_refused_before_torch_is_imported(text: Path,
     extend = ("vocab", "extend", "--add", 5, "--out", tmp_path / "v")
     train = ("finetune", "--model", model, "--out", tmp_path / "r", "--dev", good)
     used = ("--model", model, "--input", good)
-    runs = {
-        **wrong_recipes(tmp_path / "r"),
+    runs = wrong_recipes(tmp_path / "r") | {
         "finetune": (*train, "--train", bad),
         "finetune, dev": ("finetune", "--model", model, "--out", "r", "--train", good, "--dev", late),
         "finetune, a folder": (*train, "--train", tmp_path),

@@ -336,7 +336,10 @@ def write_parts_of_speech(path, seed, num_sentences=100):
 @pytest.mark.parametrize("crf", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_parts_of_speech(model_folder, tmp_path, crf):
     train, dev = (write_parts_of_speech(tmp_path / f"{name}.conll", seed) for name, seed in (("train", 1), ("dev", 2)))
-    settings, reading = recipe({"epochs": 3.0, "learning_rate": 2e-2}, crf=crf), ReadingOptions(format="conll2003", label_column="2")
+    settings, reading = (
+        recipe({"epochs": 3.0, "learning_rate": 2e-2}, crf=crf),
+        ReadingOptions(format="conll2003", label_column="2"),
+    )
     run = tmp_path / "run"
     result = finetune(settings, model=model_folder, train=train, dev=dev, out=run, reading=reading)
     assert result["metric"] == "accuracy"
