@@ -16,7 +16,7 @@ from maskloom.text.vocabulary_training import VocabularySettings
 from tools.soak.subjects import run_whole
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
-SIZE = {"model.config": {"hidden_size": 32, "num_attention_heads": 4, "hidden_dropout_prob": 0.0}}
+SIZE = {"model.config": {"hidden_size": 64, "num_attention_heads": 4, "hidden_dropout_prob": 0.0}}
 SETTINGS = {**SIZE, "model.size": "tiny", "training.num_threads": 1, "training.warmup_ratio": 0.1}
 LONGEST = {"seq2seq.max_target_length": 16, "seq2seq.label_smoothing": 0.0}
 
@@ -26,8 +26,8 @@ def data(tmp_path_factory):
     """Return a folder with sentences, and targets with the same words reversed."""
     folder, draw = tmp_path_factory.mktemp("backwards"), random.Random(0)
     (folder / "words.txt").write_text("\n".join(WORDS * 20), encoding="utf-8")
-    for name, size in (("train", 1500), ("dev", 60)):
-        texts = [draw.choices(WORDS, k=draw.randint(2, 6)) for _ in range(size)]
+    for name, size in (("train", 960), ("dev", 40)):
+        texts = [draw.choices(WORDS, k=draw.randint(2, 4)) for _ in range(size)]
         (folder / f"{name}.src").write_text("".join(" ".join(text) + "\n" for text in texts), encoding="utf-8")
         (folder / f"{name}.tgt").write_text("".join(" ".join(text[::-1]) + "\n" for text in texts), encoding="utf-8")
     train_vocabulary_from_files([folder / "words.txt"], VocabularySettings(60), out=folder / "v")
@@ -35,8 +35,8 @@ def data(tmp_path_factory):
 
 
 def train(data, out, **more):
-    given = {"epochs": 10, "learning_rate": 3e-3, "batch_size": 32, "max_length": 16, **more}
-    recipe = {**SETTINGS, **LONGEST, "seq2seq.target_suffix": "tgt"}
+    recipe = {**SETTINGS, **LONGEST, "seq2seq.target_suffix": "tgt", **more.pop("recipe", {})}
+    given = {"learning_rate": 3e-3, "batch_size": 32, "max_length": 16, **more}
     files = (data / "v", data / "train.src", data / "dev.src")
     return maskloom.finetune(*files, out, task="seq2seq", recipe=recipe, progress=False, **given)
 
@@ -44,7 +44,7 @@ def train(data, out, **more):
 @pytest.fixture(scope="module")
 def model(data, tmp_path_factory):
     out = tmp_path_factory.mktemp("run") / "run"
-    return out, train(data, out)
+    return out, train(data, out, steps=180, recipe={"training.evaluate_every": 180})
 
 
 def test_words_are_turned_round(model, data, tmp_path, run):
@@ -66,7 +66,7 @@ def test_words_are_turned_round(model, data, tmp_path, run):
         rows = list(csv.DictReader(file))
     assert [row["source"] for row in rows] == (data / "dev.src").read_text(encoding="utf-8").splitlines()
     right = sum(row["text"].split() == row["source"].split()[::-1] for row in rows)
-    assert right == pytest.approx(0.6 * result["best"]["scores"]["exact_match"])
+    assert right == pytest.approx(0.4 * result["best"]["scores"]["exact_match"])
     assert maskloom.load(out).predict(["one two three"]) == [{"text": "three two one"}]
 
 
@@ -123,9 +123,9 @@ def test_a_page_shows_how_texts_are_written(model, data, tmp_path, run):
     said = run("generate", "--model", out, "--input", data / "dev.src", "--report", page, "--json")
     said = json.loads(said.splitlines()[0])
     texts = said.pop("texts")
-    assert said == {"page": str(page), "num_shown": 5, "num_left_out": 55}
+    assert said == {"page": str(page), "num_shown": 5, "num_left_out": 35}
     lines = run("generate", "--model", out, "--input", data / "dev.src", "--report", page).splitlines()
-    assert lines[:6] == [*(one["text"] for one in texts), f"page: {page}, without 55 texts"]
+    assert lines[:6] == [*(one["text"] for one in texts), f"page: {page}, without 35 texts"]
     assert [one["source"] for one in texts] == (data / "dev.src").read_text(encoding="utf-8").splitlines()[:5]
     for wrong, message in ((tmp_path, "--report names the page"), (tmp_path / "a" / "b.html", "does not exist")):
         assert message in run("generate", "--model", out, "--prompt", "one", "--report", wrong, code=3)
@@ -212,7 +212,7 @@ def test_a_model_is_trained_further_and_its_card_says_where_it_is_from(model, da
 
 @pytest.mark.slow
 def test_a_killed_run_ends_in_the_weights_of_one_that_was_not(server, data, tmp_path):
-    train(data, tmp_path / "whole", steps=60, epochs=None)
+    train(data, tmp_path / "whole", steps=60)
     keys = {**SETTINGS, **LONGEST, "seq2seq.target_suffix": "tgt", "training.save_every": 20}
     keys |= {f"model.config.{key}": value for key, value in keys.pop("model.config").items()}
     sets = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]

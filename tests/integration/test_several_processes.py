@@ -18,7 +18,7 @@ from tools.soak.fleets import Ended, Fleet, free_port, wait_all
 from tools.soak.processes import ForkServer, environment
 from tools.soak.subjects import pretraining
 
-STEPS = 50
+STEPS = 30
 FSDP = ("--set", "training.parallel=fsdp")
 MICRO = ("--set", "training.micro_batch_size=2")  # the batch size is 8
 NO_DROPOUT = (
@@ -35,7 +35,7 @@ def fleet(server: ForkServer) -> Iterator[Fleet]:
 
 @pytest.fixture(scope="module")
 def command(run_data: Path) -> list[str]:
-    return [*pretraining(run_data, steps=STEPS, save_every=10, evaluate_every=25).arguments]
+    return [*pretraining(run_data, steps=STEPS, save_every=10, evaluate_every=15).arguments]
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_parameters_without_a_loss_are_left_alone_by_several_as_by_one(
     fleet: Fleet, command: list[str], tmp_path: Path
 ) -> None:
     """Without next-sentence prediction no loss depends on the pooler."""
-    single = [*command, "--set", "data.next_sentence=false", "--set", "training.evaluate_every=50"]
+    single = [*command, "--set", "data.next_sentence=false", "--set", f"training.evaluate_every={STEPS}"]
     _assert_same(_run(fleet, 2, single, tmp_path / "two"), _run(fleet, 1, single, tmp_path / "one"))
 
 
@@ -154,11 +154,11 @@ def test_a_killed_run_goes_on_with_another_number_of_processes(
 ) -> None:
     size, more = before
     killed = [*command, *more]
-    _run(fleet, size, killed, tmp_path, code=-signal.SIGKILL, MASKLOOM_FAULTS="kill@training.step#36")
+    _run(fleet, size, killed, tmp_path, code=-signal.SIGKILL, MASKLOOM_FAULTS="kill@training.step#26")
     size, more = after
     run = _run(fleet, size, [*command, *(more or ("--set", "training.parallel=ddp")), "--resume"], tmp_path)
     said = (tmp_path / "output-0.txt").read_text(encoding="utf-8")
-    assert re.search(rf"^phase-1, length 32: continuing at [23]0 of {STEPS}$", said, re.MULTILINE)
+    assert re.search(rf"^phase-1, length 32: continuing at [12]0 of {STEPS}$", said, re.MULTILINE)
     _assert_same(run, alone)
     assert not list(run.rglob("*.tmp*"))
 
@@ -220,7 +220,7 @@ def test_a_process_that_comes_late_is_waited_for(command: list[str], alone: Path
 
 @pytest.mark.slow
 def test_a_hanging_process_is_named_and_ends_all(fleet: Fleet, command: list[str], tmp_path: Path) -> None:
-    own = {1: {"MASKLOOM_FAULTS": "hang@training.micro_batch#30"}}
+    own = {1: {"MASKLOOM_FAULTS": "hang@training.micro_batch#20"}}
     ended = fleet.run(2, [*command, "--set", "training.rank_timeout=9"], tmp_path, own=own)
     for rank in range(2):
         _ended(ended, rank, r"rank 1 hangs: no progress for \d+ s at fault_rules.py")
@@ -236,7 +236,8 @@ def test_a_process_that_fails_tells_the_others_why(fleet: Fleet, command: list[s
 def test_a_signal_to_one_process_saves_once_and_ends_all_alike(
     fleet: Fleet, command: list[str], tmp_path: Path
 ) -> None:
-    job = fleet.start(2, [*command, "--set", "training.save_every=50"], tmp_path)
+    long = ("--set", "training.steps=500", "--set", "training.save_every=500")
+    job = fleet.start(2, [*command, *long], tmp_path)
     log = tmp_path / "run" / "events.jsonl"
     job[0].wait_until(lambda: log.exists() and '"step": 5' in log.read_text())
     job[1].send(signal.SIGUSR1)

@@ -10,7 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from maskloom.cli import app
 from tools.fuzzing.seeds import write_model
 
 # Runs one command line after the other in one interpreter, and prints which modules each was the first to import.
@@ -33,16 +35,20 @@ HEAVY = {"torch", "sklearn", "scipy", "pandas", "pyarrow", "safetensors"}
 # torch's compiler and computer algebra, which some ordinary torch functions import when called on meta tensors
 OF_TORCH = {"torch._dynamo", "torch._inductor", "sympy"}
 FOR_METRICS = {"sklearn", "scipy", "pandas"}
+Command = tuple[str | Path | int, ...]
 
 
-def modules(commands: dict[str, tuple[str | Path | int, ...]], code: int = 0) -> dict[str, set[str]]:
-    """Return, for each command, the modules that none before it has imported; all must end with the exit code."""
+def modules(commands: dict[str, Command], code: int = 0, **others: int) -> dict[str, set[str]]:
+    """Return, for each command, the modules that none before it has imported.
+
+    All must end with the exit code, or with the command's own among `others`.
+    """
     given = json.dumps({name: [str(argument) for argument in arguments] for name, arguments in commands.items()})
     program = [sys.executable, "-c", PRINTS_MODULES]
     result = subprocess.run(program, input=given, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     found = [json.loads(line[8:]) for line in result.stderr.splitlines() if line.startswith("MODULES ")]
-    assert {name: ended for name, ended, _ in found} == dict.fromkeys(commands, code), result.stderr
+    assert {name: ended for name, ended, _ in found} == {**dict.fromkeys(commands, code), **others}, result.stderr
     return {name: set(new) for name, _, new in found}
 
 
@@ -54,53 +60,50 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folders(text: Path) -> tuple[Path, Path]:
-    """Return a vocabulary folder and a corpus folder."""
+def corpus(text: Path) -> Path:
+    """Return a corpus folder, made in this process."""
     vocabulary, corpus = text.parent / "vocab", text.parent / "corpus"
-    commands = {
-        "vocab": ("vocab", "train", text, "--size", 80, "--out", vocabulary),
-        "corpus": ("corpus", "build", text, "--vocab", vocabulary, "--out", corpus),
-    }
-    modules(commands)
-    return vocabulary, corpus
+    for command in (
+        ("vocab", "train", text, "--size", 80, "--out", vocabulary),
+        ("corpus", "build", text, "--vocab", vocabulary, "--out", corpus),
+    ):
+        done = CliRunner().invoke(app, [*map(str, command)])
+        assert done.exit_code == 0, done.output
+    return corpus
 
 
-def test_text_commands_start_without_torch(text: Path, folders: tuple[Path, Path], tmp_path: Path) -> None:
-    vocabulary, corpus = folders
+def test_text_commands_start_without_torch(text: Path, tmp_path: Path) -> None:
+    vocabulary, corpus = tmp_path / "v", tmp_path / "c"
     questions = tmp_path / "questions.jsonl"
     questions.write_text('{"id": "1", "question": "q", "context": "a b", "answers": ["a"]}\n', encoding="utf-8")
     (tmp_path / "answers.json").write_text('{"1": "a"}', encoding="utf-8")
     runs = {
         "help": ("--help",),
-        "vocab train": ("vocab", "train", text, "--size", 80, "--out", tmp_path / "v"),
+        "vocab train": ("vocab", "train", text, "--size", 80, "--out", vocabulary),
         "vocab inspect": ("vocab", "inspect", vocabulary, text),
-        "corpus build": ("corpus", "build", text, "--vocab", vocabulary, "--out", tmp_path / "c"),
+        "corpus build": ("corpus", "build", text, "--vocab", vocabulary, "--out", corpus),
         "corpus stats": ("corpus", "stats", corpus),
         "info, a corpus": ("info", corpus),
         "info, a vocabulary": ("info", vocabulary),
+        "lint": ("corpus", "lint", corpus),
+        "scores": ("score-answers", "--data", questions, "--predictions", tmp_path / "answers.json"),
     }
-    scores = ("score-answers", "--data", questions, "--predictions", tmp_path / "answers.json")
-    found = {
-        **modules(runs),
-        **modules({"corpus lint": ("corpus", "lint", corpus)}, code=1),
-        **modules({"score-answers": scores}, code=3),
-    }
+    found = modules(runs, lint=1, scores=3)
     assert {name: new & (HEAVY | NEVER) for name, new in found.items() if new & (HEAVY | NEVER)} == {}
 
 
-def test_a_wrong_recipe_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
-    wrong = ("--set", "training.stps=3")
+def wrong_recipes(out: Path) -> dict[str, Command]:
+    wrong = ("--out", out, "--set", "training.stps=3")
     data = ("--model", "m", "--train", "t.csv", "--dev", "d.csv")
-    runs = {
-        "pretrain": ("pretrain", "--corpus", "c", "--out", tmp_path / "r", *wrong),
-        "finetune": ("finetune", *data, "--out", tmp_path / "r", *wrong),
-        "search": ("search", *data, "--out", tmp_path / "r", *wrong),
-        "glue run": ("glue", "run", "--data", "g", "--model", "m", "--out", tmp_path / "r", *wrong),
+    return {
+        "pretrain, a wrong recipe": ("pretrain", "--corpus", "c", *wrong),
+        "finetune, a wrong recipe": ("finetune", *data, *wrong),
+        "search, a wrong recipe": ("search", *data, *wrong),
+        "glue run, a wrong recipe": ("glue", "run", "--data", "g", "--model", "m", *wrong),
     }
-    assert [name for name, new in modules(runs, code=3).items() if "torch" in new] == []
 
 
-def test_wrong_data_is_refused_before_torch_is_imported(text: Path, folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_wrong_recipes_and_data_are_refused_before_torch_is_imported(text: Path, corpus: Path, tmp_path: Path) -> None:
     good, bad, late = tmp_path / "good.csv", tmp_path / "bad.csv", tmp_path / "late.csv"
     good.write_text("text,label\na,x\nb,y\n", encoding="utf-8")
     bad.write_text("body,label\na,x\n", encoding="utf-8")
@@ -119,7 +122,7 @@ def test_wrong_data_is_refused_before_torch_is_imported(text: Path, folders: tup
     extend = ("vocab", "extend", "--add", 5, "--out", tmp_path / "v")
     train = ("finetune", "--model", model, "--out", tmp_path / "r", "--dev", good)
     used = ("--model", model, "--input", good)
-    runs = {
+    runs = wrong_recipes(tmp_path / "r") | {
         "finetune": (*train, "--train", bad),
         "finetune, dev": ("finetune", "--model", model, "--out", "r", "--train", good, "--dev", late),
         "finetune, a folder": (*train, "--train", tmp_path),
@@ -153,8 +156,8 @@ def test_wrong_data_is_refused_before_torch_is_imported(text: Path, folders: tup
         "vocab extend, no model": (*extend, "--model", "absent", text),
         "vocab extend, no text": (*extend, "--model", model, tmp_path / "absent.txt"),
         "pretrain, no corpus": ("pretrain", "--corpus", "absent", "--out", "r"),
-        "pretrain, no init": ("pretrain", "--corpus", folders[1], "--init", "absent", "--out", "r"),
-        "pretrain, below a file": ("pretrain", "--corpus", folders[1], "--out", good / "r"),
+        "pretrain, no init": ("pretrain", "--corpus", corpus, "--init", "absent", "--out", "r"),
+        "pretrain, below a file": ("pretrain", "--corpus", corpus, "--out", good / "r"),
         "finetune, a folder of something else": (*train, "--train", good, "--out", model),
         "words train, a folder of something else": ("words", "train", text, "--out", model),
         "a name that is not UTF-8": (*train, "--train", os.fsdecode(b"caf\xe9.csv")),
@@ -206,20 +209,23 @@ maskloom.__main__.main()
 
 
 @pytest.mark.parametrize(
-    ("command", "name", "code"),
+    ("command", "name", "code", "moments"),
     [
-        (("info", "absent"), "SIGINT", 130),
-        pytest.param(("pretrain", "--corpus", "absent", "--out", "run"), "SIGINT", 130, marks=pytest.mark.slow),
-        (("vocab", "train", "absent", "--size", "80", "--out", "run"), "SIGTERM", 75),
+        (("info", "absent"), "SIGINT", 130, (0, 100, 400)),
+        pytest.param(
+            *(("pretrain", "--corpus", "absent", "--out", "run"), "SIGINT", 130, (0, 100, 200, 400, 600)),
+            marks=pytest.mark.slow,
+        ),
+        (("vocab", "train", "absent", "--size", "80", "--out", "run"), "SIGTERM", 75, (100, 200, 600)),
     ],
 )
 def test_a_signal_at_any_moment_of_the_start_leaves_one_line(
-    command: tuple[str, ...], name: str, code: int, tmp_path: Path
+    command: tuple[str, ...], name: str, code: int, moments: tuple[int, ...], tmp_path: Path
 ) -> None:
     """Regression: SIGTERM during the imports ended every command with 143 and no message."""
     number = signal.Signals[name]
     found = {}
-    for milliseconds in (0, 100, 200, 400, 600):
+    for milliseconds in moments:
         process = subprocess.Popen(
             [sys.executable, "-c", STARTS, *command],
             stdout=subprocess.PIPE,

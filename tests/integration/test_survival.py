@@ -29,7 +29,7 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    "kind", [*(pytest.param(kind, marks=SLOW) for kind in ("start-up", "clock", "step")), "evaluation", "save"]
+    "kind", [*(pytest.param(kind, marks=SLOW) for kind in ("start-up", "clock", "step", "evaluation")), "save"]
 )
 def test_pretraining_goes_on_to_the_bit_after_a_kill(server, pretrained_alone, budget, kind):
     _kill_once_of_each(server, pretrained_alone, budget, **{kind: 1})

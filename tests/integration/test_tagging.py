@@ -29,7 +29,7 @@ from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 FIRST, LAST, PLACES = ["anna", "bob", "carl"], ["smith", "jones"], ["rome", "oslo"]
 OTHERS = ["saw", "the", "in", "and", "old", "town", ".", ","]
-TRAINING = {"epochs": 12.0, "batch_size": 8, "learning_rate": 1e-2, "num_threads": 1}
+TRAINING = {"epochs": 5.0, "batch_size": 8, "learning_rate": 1e-2, "num_threads": 1, "evaluate_every": 40}
 
 
 @pytest.fixture(scope="module")
@@ -249,11 +249,11 @@ def test_a_published_tagger_opens_without_our_settings(run, tmp_path):
     assert evaluate(tmp_path / "bare", dev)["f1"] > 0.8
 
 
-@pytest.mark.parametrize("crf", [False, True])
+@pytest.mark.parametrize("crf", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_document_context(model_folder, tmp_path, crf, monkeypatch):
     train = write_columns(tmp_path / "train.conll", sentences(120, 1, most=3))
     dev = write_columns(tmp_path / "dev.conll", sentences(40, 2, most=3))
-    options = recipe({"epochs": 30.0}, max_length=48, context="document", crf=crf)
+    options = recipe({"epochs": 15.0, "learning_rate": 2e-2}, max_length=48, context="document", crf=crf)
     result = finetune(options, model=model_folder, train=train, dev=dev, out=tmp_path / "run")
     assert result["data"]["dev"]["num_windows"] < 40
     assert result["data"]["dev"]["num_words"] == sum(len(rows) for rows in sentences(40, 2, most=3))
@@ -333,10 +333,13 @@ def write_parts_of_speech(path, seed, num_sentences=100):
     return path
 
 
-@pytest.mark.parametrize("crf", [False, True])
+@pytest.mark.parametrize("crf", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_parts_of_speech(model_folder, tmp_path, crf):
     train, dev = (write_parts_of_speech(tmp_path / f"{name}.conll", seed) for name, seed in (("train", 1), ("dev", 2)))
-    settings, reading = recipe({"epochs": 6.0}, crf=crf), ReadingOptions(format="conll2003", label_column="2")
+    settings, reading = (
+        recipe({"epochs": 3.0, "learning_rate": 2e-2}, crf=crf),
+        ReadingOptions(format="conll2003", label_column="2"),
+    )
     run = tmp_path / "run"
     result = finetune(settings, model=model_folder, train=train, dev=dev, out=run, reading=reading)
     assert result["metric"] == "accuracy"

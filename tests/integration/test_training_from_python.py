@@ -8,8 +8,10 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
 import maskloom
+from maskloom.cli import app
 
 TINY = {
     "model.config": {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1},
@@ -25,10 +27,13 @@ def corpus(tmp_path_factory):
     words = ["the", "array", "list", "sorted", "in", "place", "of", "its", "keys", "returns", "a", "new", "copy"]
     documents = ["".join(" ".join(draw.choices(words, k=9)) + ". " for _ in range(6)) for _ in range(30)]
     (folder / "text.txt").write_text("\n\n".join(documents), encoding="utf-8")
-    run = [sys.executable, "-m", "maskloom"]
-    build = ["corpus", "build", "text.txt", "--vocab", "v", "--out", "c"]
-    subprocess.run([*run, "vocab", "train", "text.txt", "--size", "60", "--out", "v"], cwd=folder, check=True)
-    subprocess.run([*run, *build], cwd=folder, check=True)
+    text, vocabulary = folder / "text.txt", folder / "v"
+    for command in (
+        ("vocab", "train", text, "--size", 60, "--out", vocabulary),
+        ("corpus", "build", text, "--vocab", vocabulary, "--out", folder / "c"),
+    ):
+        done = CliRunner().invoke(app, [*map(str, command)])
+        assert done.exit_code == 0, done.output
     return folder / "c"
 
 

@@ -66,8 +66,8 @@ def weights(run):
 @pytest.fixture(scope="module")
 def transformer(data, tmp_path_factory):
     out = tmp_path_factory.mktemp("transformer") / "run"
-    recipe = {**SIZE, "training.evaluate_every": 152}
-    return out, train(data, out, data / "en", recipe=recipe, epochs=16, source_vocab=data / "de")
+    wider = {**SIZE, "model.config": {**SIZE["model.config"], "hidden_size": 64}, "training.evaluate_every": 160}
+    return out, train(data, out, data / "en", recipe=wider, steps=160, source_vocab=data / "de")
 
 
 def test_a_transformer_reads_one_vocabulary_and_writes_another(transformer, data, tmp_path, run):
@@ -111,9 +111,10 @@ def bart(data, tmp_path_factory):
     out = tmp_path_factory.mktemp("bart") / "run"
     size = [part for key, value in SIZE["model.config"].items() for part in ("--set", f"model.config.{key}={value}")]
     invoke(
-        *("pretrain", "--corpus", data / "corpus", "--out", out, "--steps", 60, "--size", "tiny", *size, "--set"),
+        *("pretrain", "--corpus", data / "corpus", "--out", out, "--steps", 20, "--size", "tiny", *size, "--set"),
         *("objective=denoising", "--set", "model.architecture=bart", "--set", "data.max_length=24", "--set"),
         *("training.num_threads=1", "--learning-rate", "3e-3", "--batch-size", 16, "--set"),
+        *("training.max_evaluation_instances=16", "--set"),
         "model.config.max_position_embeddings=64",
     )
     return out

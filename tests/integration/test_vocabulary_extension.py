@@ -2,16 +2,16 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from maskloom.checkpoints.huggingface import load_model, save_model
+from maskloom.cli import app
 from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
@@ -57,11 +57,15 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def extended(model: Path, text: Path, out: Path, *more: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "maskloom", "vocab", "extend", text, "--model", model, "--add", "3", "--out", out]
-    done = subprocess.run([*map(str, command), *more, "--json"], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+@pytest.fixture(scope="module")
+def grown(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Return the model with three more pieces, and what the command said."""
+    folder = tmp_path_factory.mktemp("grown")
+    (folder / "domain.txt").write_text(TEXT)
+    command = ["vocab", "extend", folder / "domain.txt", "--model", model, "--add", 3, "--out", folder / "out"]
+    done = CliRunner().invoke(app, [*map(str, command), "--json"])
+    assert done.exit_code == 0, done.output
+    return folder / "out", json.loads(done.stdout)
 
 
 def logits(folder: Path, text: str) -> torch.Tensor:
@@ -71,9 +75,10 @@ def logits(folder: Path, text: str) -> torch.Tensor:
     return loaded.heads["mlm"](output.last_hidden_state[0])
 
 
-def test_old_texts_give_what_they_gave_and_new_pieces_start_as_means(model: Path, text: Path, tmp_path: Path) -> None:
-    out = tmp_path / "grown"
-    report = extended(model, text, out)
+def test_old_texts_give_what_they_gave_and_new_pieces_start_as_means(
+    model: Path, grown: tuple[Path, dict[str, Any]]
+) -> None:
+    out, report = grown
     old, new = Tokenizer.load(model), Tokenizer.load(out)
     first = ["cardiomyopathy", "neuropathy", "cardiology"]
     assert report["pieces"] == first
@@ -105,10 +110,9 @@ def test_old_texts_give_what_they_gave_and_new_pieces_start_as_means(model: Path
 
 
 @pytest.mark.parity
-def test_the_folder_opens_in_transformers(model: Path, text: Path, tmp_path: Path) -> None:
+def test_the_folder_opens_in_transformers(grown: tuple[Path, dict[str, Any]]) -> None:
     transformers = pytest.importorskip("transformers")
-    out = tmp_path / "grown"
-    extended(model, text, out)
+    out, _ = grown
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     peer = transformers.BertForPreTraining.from_pretrained(out).eval()
     sentence = "a cardiomyopathy of the heart, neuropathy"
