@@ -127,7 +127,7 @@ def _listed_settings(
             raise ConfigError(f"num_trials {num_trials}: a grid tries every combination; --trials is for optuna")
         settings = grid_settings(space)
         for number, values in enumerate(settings, start=1):
-            recipe_with(recipe, values, source=f"trial {number}")
+            recipe_with(recipe, values, source=f"--grid, trial {number}")
         return settings
     if num_trials is None or num_trials < 1:
         raise ConfigError("optuna needs the number of trials (--trials)")

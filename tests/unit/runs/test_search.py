@@ -347,7 +347,7 @@ def test_wrong_settings_are_refused_before_anything_is_written(run, inputs):
     )
     for options, message in [
         ({"space": {"training.learning_rat": (1.0,)}}, "did you mean 'training.learning_rate'"),
-        ({"space": {"training.batch_size": (8, 0)}}, "trial 2: training.batch_size = 0"),
+        ({"space": {"training.batch_size": (8, 0)}}, "--grid, trial 2: training.batch_size = 0"),
         ({"space": {"seed.x": (1,)}}, "'seed' is a value, not a section"),
         ({"space": epochs}, "ranges need optuna"),
         ({"num_trials": 3}, "--trials is for optuna"),
