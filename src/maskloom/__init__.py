@@ -81,7 +81,7 @@ def pretrain(
     flags = {"size": size, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}
     flags |= {"max_length": max_length, "seed": seed, "minutes": minutes}
     shown, check = terminal_progress() if progress else SILENT, (None if init else check_model)
-    resumes = run_to_resume(out, resume, shown.say)
+    resumes = run_to_resume(out, resume, shown.say, verify=verify)
     chosen = recipe_of_run(PretrainRecipe, recipe, changes=[], flags=flags, resumes=resumes, check=check)
     chosen = with_epochs(chosen, epochs, steps, corpus)
     return run(chosen, corpus=corpus, out=out, init=init, resume=resume, verify=verify, progress=shown)
@@ -140,7 +140,7 @@ def finetune(
     flags |= {"max_length": max_length, "seed": seed, "minutes": minutes}
     flags |= {"restarts": restarts, "keep_restarts": keep_restarts or None}
     shown = terminal_progress() if progress else SILENT
-    resumes = run_to_resume(out, resume, shown.say)
+    resumes = run_to_resume(out, resume, shown.say, verify=verify)
     chosen = recipe_of_run(FinetuneRecipe, recipe, changes=[], flags=flags, resumes=resumes)
     columns: dict[str, Any] = {"text_column": text_column, "pair_column": pair_column, "label_column": label_column}
     names = None if labels is None else str(labels)

@@ -193,7 +193,8 @@ def test_a_run_asked_to_stop_while_a_save_is_under_way_ends_with_both_whole(
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(run, corpus: Path, left_alone: Path) -> None:
     assert "--resume" in run(*_pretrain(corpus, left_alone), code=3)
-    assert "missing --corpus, a corpus folder" in run("pretrain", "--out", left_alone / "new", "--resume", code=2)
+    said = run("pretrain", "--out", left_alone / "new", "--resume", code=2)
+    assert re.search(r"--resume: there is no run in \S+new; missing --corpus, a corpus folder, to begin a run", said)
     changed = run(*_pretrain(corpus, left_alone, "--resume", "--set", "training.batch_size=4"), code=3)
     assert "training.batch_size was 8, is 4" in changed
 

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import maskloom
 from maskloom.cli import app
+from maskloom.errors import ConfigError
 
 TINY = {
     "model.config": {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1},
@@ -53,6 +54,9 @@ def test_pretraining_and_finetuning_are_calls(corpus, tmp_path, capfd):
     assert "seed = 3" in (tmp_path / "bert" / "recipe.toml").read_text(encoding="utf-8")
     assert capfd.readouterr().err == ""
     assert maskloom.pretrain(corpus, tmp_path / "bert", resume=True) == metrics
+    for wrong, message in (({"verify": True}, "set resume too"), ({"epochs": "1"}, "--epochs '1': expected a number")):
+        with pytest.raises(ConfigError, match=message):
+            maskloom.pretrain(corpus, tmp_path / "other", size="tiny", **wrong)
     capfd.readouterr()
     rows = [("sorted in place", "a"), ("a new copy", "b")] * 12
     with (tmp_path / "rows.csv").open("w", newline="") as file:

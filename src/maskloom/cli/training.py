@@ -60,7 +60,7 @@ def pretrain(
     epochs, known = epochs_of(flags, overrides), continued(out, resume, "pretrain") or {}
     corpus, init = corpus or known.get("corpus"), init or known.get("init")
     if corpus is None:
-        raise UsageError(f"missing --corpus, a corpus folder, to begin a run in {out}")
+        raise UsageError(_told("missing --corpus, a corpus folder", out, resume))
     check = None if init else check_model
     chosen = chosen_recipe(PretrainRecipe, recipe, overrides or [], out, resume, flags=flags, check=check)
     from maskloom.data.corpus.manifest import read_manifest
@@ -76,6 +76,11 @@ def pretrain(
     result = run(chosen, corpus=corpus, out=out, resume=resume, init=init, verify=verify, progress=shown)
     last = f"written to {out}; next: {shlex.join(['maskloom', 'report', str(out)])}"
     show(result, lines=lambda result: [*pretraining_lines(result), last])
+
+
+def _told(missing: str, out: Path, resume: bool) -> str:
+    """Return what is missing to begin a run, after what may be wrong with a name to resume from."""
+    return f"{f'--resume: there is no run in {out}; ' if resume else ''}{missing}, to begin a run in {out}"
 
 
 def _begin(
@@ -103,7 +108,7 @@ def _begin(
     inputs = {**(known or {}), **given}
     if "model" not in inputs or (model and vocab):
         told = "pass either --model, a folder to start from, or --vocab, for a new model"
-        raise UsageError(f"{told}, to begin a run in {out}")
+        raise UsageError(_told(told, out, resume and known is None))
     for name in ("train", "dev"):
         if name not in inputs:
             raise UsageError(f"missing --{name}, a file of labelled examples")

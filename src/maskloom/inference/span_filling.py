@@ -16,7 +16,7 @@ from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import sentinel
 
 _BLANK = re.compile(r"<(?:[XYZ]|extra_id_\d+)>")
-_SPACED = re.compile(f"( ?){_BLANK.pattern}")
+_CLOSING = tuple(".,;:!?%)]}…")
 
 
 def check_fills(model: EncoderWithHeads, tokenizer: Tokenizer) -> None:
@@ -56,15 +56,16 @@ def filled(text: str, target: Continuation, tokenizer: Tokenizer) -> FilledText:
             spans[place].append(token)
     said = (tokenizer.decode(spans.get(place, [])) for place in range(number))
     fillings = [part.removeprefix(tokenizer.vocabulary.prefix).strip() for part in said]
-    rest = iter(fillings)
-
-    def replaced(blank: re.Match[str]) -> str:
-        filling, follows = next(rest), text[blank.end() : blank.end() + 1]
-        # without words in it, a blank leaves one of the spaces around it
-        return blank[1] + filling if filling or follows.isalnum() else ""
-
+    whole, *parts = _BLANK.split(text)
+    for place, (filling, part) in enumerate(zip(fillings, parts, strict=True), start=1):
+        if not filling and whole[-1:] in ("", " "):  # without words in it, a blank leaves one of the spaces around it
+            if part.startswith(" "):
+                part = part[1:]
+            elif part.startswith(_CLOSING) or (not part and place == number):
+                whole = whole.removesuffix(" ")
+        whole += filling + part
     return {
-        "text": _SPACED.sub(replaced, text),
+        "text": whole,
         "fillings": fillings,
         "log_probability": target.log_probability,
         "finish": target.finish,

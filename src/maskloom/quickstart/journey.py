@@ -52,6 +52,15 @@ _NUM_WORKERS = min(2, os.cpu_count() or 1)
 _NUM_EXAMPLES = 200
 
 
+def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """Return how the settings that a folder was started with differ from those given now."""
+    names = [name for name in now | before if before.get(name) != now.get(name)]
+    if names == ["recipes"]:
+        return "by another version of maskloom, whose recipes differ; choose another --out"
+    told = [", ".join(f"{name} {of.get(name)!r}" for name in names if name != "recipes") for of in (before, now)]
+    return f"with {told[0]}, this is {told[1]}; choose another --out"
+
+
 class Stages:
     """A file with the finished stages of a job: each stage's result, a JSON-serialisable dictionary, and its seconds.
 
@@ -66,9 +75,7 @@ class Stages:
             if not {"settings", "results", "seconds"} <= self._held.keys():
                 raise DataError(f"{path}: lacks settings, results or seconds; choose another --out")
             if self._held["settings"] != (settings := json.loads(json.dumps(settings))):  # JSON has no tuples
-                both = (self._held["settings"], settings)
-                told = [", ".join(f"{name} {value!r}" for name, value in given.items()) for given in both]
-                raise ConfigError(f"{path.parent} was started with {told[0]}, this is {told[1]}; choose another --out")
+                raise ConfigError(f"{path.parent} was started {_difference(self._held['settings'], settings)}")
             return
         folder = path.parent
         if folder.exists() and not (folder.is_dir() and all(entry.name == LOCK for entry in folder.iterdir())):

@@ -134,7 +134,7 @@ def finetuning_card(
     start = f"It started from random weights, {like}" if is_new else "It was fine-tuned from"
     return Card(
         f"Fine-tuned {format_of(config).name}",
-        f"A model for a {recipe.task} task, {what}. {start} {model_name(base)}.",
+        f"A model for the kind of task `{recipe.task}`, {what}. {start} {model_name(base)}.",
         pipeline_tag=KINDS[recipe.task].pipeline_tag,
         base_model=None if is_new else hub_name(base),
         recipe=recipe,

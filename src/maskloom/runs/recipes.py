@@ -88,8 +88,13 @@ def recipe_of_run(
     return recipe
 
 
-def run_to_resume(out: str | Path, resume: bool, say: Callable[[str], None]) -> Path | None:
-    """Return the folder of a run to resume; None for a new one, which is reported: a queued job always resumes."""
+def run_to_resume(out: str | Path, resume: bool, say: Callable[[str], None], *, verify: bool = False) -> Path | None:
+    """Return the folder of a run to resume; None for a new one, which is reported: a queued job always resumes.
+
+    Raises ConfigError for `verify` without `resume`.
+    """
+    if verify and not resume:
+        raise ConfigError("verify repeats training steps of an earlier run; set resume too")
     if not resume or (Path(out) / RECIPE).exists():
         return Path(out) if resume else None
     if is_first_process():
@@ -125,8 +130,8 @@ def with_epochs(recipe: PretrainRecipe, epochs: float | None, steps: int | None,
     """
     if epochs is None:
         return recipe
-    if not 0 < epochs < math.inf:
-        raise ConfigError(f"--epochs {epochs}: expected a number above 0")
+    if not (isinstance(epochs, int | float) and 0 < epochs < math.inf):
+        raise ConfigError(f"--epochs {epochs!r}: expected a number above 0")
     if recipe.phases:
         raise ConfigError("--epochs: every phase has its own steps")
     minutes = recipe.training.minutes

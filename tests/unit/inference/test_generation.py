@@ -110,6 +110,23 @@ def test_a_file_is_tokenised_once_to_check_it_and_once_to_use_it(tmp_path, monke
     assert done.get("num_truncated_examples") == (2 if name == "transformer" else None)
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a <X><Y> b", "a one b"),
+        ("a <X>(b) <Y>", "a (b) one"),
+        ('<X> "b" <Y>', '"b" one'),
+        ("<X>? a <Y>!", "? a one!"),
+        ("<Y> a <X>", "a one"),
+    ],
+)
+def test_an_empty_filling_joins_no_words(tmp_path, text, expected):
+    """Regression: the space before an empty blank was lost before another blank, a bracket and a quote."""
+    tokenizer = Predictor.load(generator_folder(tmp_path, "t5", ["<extra_id_0>", "<extra_id_1>", "one"])).tokenizer
+    said = [tokenizer.vocabulary.ids[token] for token in ("<extra_id_0>", "<extra_id_1>", "one")]
+    assert filled(text, Continuation(said), tokenizer)["text"] == expected
+
+
 def test_ids_beyond_the_vocabulary_have_no_text(tmp_path):
     writer = Predictor.load(generator_folder(tmp_path / "t5", "t5", ["<extra_id_0>", "one"]))
     vocabulary = writer.tokenizer.vocabulary

@@ -28,7 +28,9 @@ def test_a_stage_that_failed_is_done_again(tmp_path: Path) -> None:
 def test_other_settings_are_refused(tmp_path: Path) -> None:
     Stages(tmp_path / "stages.json", {"seed": 1})
     with pytest.raises(ConfigError, match=r"was started with seed 1, this is seed 2; choose another --out"):
-        Stages(tmp_path / "stages.json", {"seed": 2})
+        Stages(tmp_path / "stages.json", {"seed": 2, "tasks": None, "recipes": "b2"})
+    with pytest.raises(ConfigError, match=r"was started by another version of maskloom, whose recipes differ; choose"):
+        Stages(tmp_path / "stages.json", {"seed": 1, "recipes": "b2"})
 
 
 def test_tuples_among_the_settings_are_those_that_were_stored(tmp_path: Path) -> None:
