@@ -187,12 +187,14 @@ def test_questions_on_a_text_of_any_length(trained, tmp_path):
     assert ("null_odds" in first) == v2
     assert answer_lines(result)[0] == "what color?"
     assert "Green" in answer_lines(result)[1]
+    assert answer_lines(result)[-1].endswith("tokens for 3 questions")
     nothing = answer(run, path, ["what color?"], null_threshold=-1e9)["answers"][0]
     assert (nothing["answer"], nothing["start"]) == ("", None)
     assert nothing["null_odds"] == pytest.approx(first.get("null_odds", nothing["null_odds"]))
     told = answer_lines(answer(run, path, ["what color?"], top_k=3, null_threshold=-1e9))
     assert told[1].startswith("  (no answer)  (")  # the answer comes before better candidates
     assert len(told) == 1 + 3 + 1
+    assert told[-1].endswith(" tokens")
 
 
 def test_parts_of_the_windows_give_the_same_answers(trained, tmp_path, monkeypatch):

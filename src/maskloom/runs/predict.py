@@ -279,4 +279,5 @@ def answer_lines(result: dict[str, Any]) -> list[str]:
     windows = f"{amount(result['num_windows'], 'window')} of at most {result['max_length']} tokens"
     num_cut = result["num_cut_questions"]
     cut = f"; {amount(num_cut, 'question')} truncated (span.max_question_length)" if num_cut else ""
-    return [*lines, f"{result['num_characters']:,} characters read in {windows}{cut}"]
+    per = f" for {len(result['answers'])} questions" if len(result["answers"]) > 1 else ""
+    return [*lines, f"{result['num_characters']:,} characters read in {windows}{per}{cut}"]
