@@ -60,7 +60,7 @@ def pretrain(
     epochs, known = epochs_of(flags, overrides), continued(out, resume, "pretrain") or {}
     corpus, init = corpus or known.get("corpus"), init or known.get("init")
     if corpus is None:
-        raise UsageError(_told("missing --corpus, a corpus folder", out, resume))
+        raise UsageError(_to_begin("missing --corpus, a corpus folder", out, resume))
     check = None if init else check_model
     chosen = chosen_recipe(PretrainRecipe, recipe, overrides or [], out, resume, flags=flags, check=check)
     from maskloom.data.corpus.manifest import read_manifest
@@ -78,9 +78,10 @@ def pretrain(
     show(result, lines=lambda result: [*pretraining_lines(result), last])
 
 
-def _told(missing: str, out: Path, resume: bool) -> str:
-    """Return what is missing to begin a run, after what may be wrong with a name to resume from."""
-    return f"{f'--resume: there is no run in {out}; ' if resume else ''}{missing}, to begin a run in {out}"
+def _to_begin(missing: str, out: Path, resume: bool) -> str:
+    """Return what is missing to begin a run; if one was to be resumed, first that there is none."""
+    there = f"--resume: there is no run in {out}; " if resume else ""
+    return f"{there}{missing}, to begin a run in {out}"
 
 
 def _begin(
@@ -108,7 +109,7 @@ def _begin(
     inputs = {**(known or {}), **given}
     if "model" not in inputs or (model and vocab):
         told = "pass either --model, a folder to start from, or --vocab, for a new model"
-        raise UsageError(_told(told, out, resume and known is None))
+        raise UsageError(_to_begin(told, out, resume and known is None))
     for name in ("train", "dev"):
         if name not in inputs:
             raise UsageError(f"missing --{name}, a file of labelled examples")

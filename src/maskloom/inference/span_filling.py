@@ -16,7 +16,7 @@ from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import sentinel
 
 _BLANK = re.compile(r"<(?:[XYZ]|extra_id_\d+)>")
-_CLOSING = tuple(".,;:!?%)]}…")
+_CLOSING = tuple(".,;:!?%)]}…")  # what follows a word without a space
 
 
 def check_fills(model: EncoderWithHeads, tokenizer: Tokenizer) -> None:
@@ -57,11 +57,11 @@ def filled(text: str, target: Continuation, tokenizer: Tokenizer) -> FilledText:
     said = (tokenizer.decode(spans.get(place, [])) for place in range(number))
     fillings = [part.removeprefix(tokenizer.vocabulary.prefix).strip() for part in said]
     whole, *parts = _BLANK.split(text)
-    for place, (filling, part) in enumerate(zip(fillings, parts, strict=True), start=1):
+    for nth, (filling, part) in enumerate(zip(fillings, parts, strict=True), start=1):
         if not filling and whole[-1:] in ("", " "):  # without words in it, a blank leaves one of the spaces around it
             if part.startswith(" "):
                 part = part[1:]
-            elif part.startswith(_CLOSING) or (not part and place == number):
+            elif part.startswith(_CLOSING) or (not part and nth == number):
                 whole = whole.removesuffix(" ")
         whole += filling + part
     return {

@@ -113,7 +113,7 @@ STALE = {
 @pytest.mark.parametrize("has_flock", [True, False])
 def test_a_stale_lock_is_taken_over_and_said(tmp_path, monkeypatch, case: str, has_flock: bool) -> None:
     changed, reason = STALE[case]
-    monkeypatch.setattr(module, "_HEARTBEAT", 0.02)
+    monkeypatch.setattr(module, "_HEARTBEAT", 0.05)
     if not has_flock:
         _disable_flock(monkeypatch)
     folder, said = tmp_path / "run", []
@@ -162,7 +162,7 @@ from maskloom.system import folder_lock as module
 from maskloom.system.files import write_text
 from maskloom.training.events import EventLog
 socket.gethostname = lambda: "elsewhere"
-module._HEARTBEAT = 0.1
+module._HEARTBEAT = 0.2
 out = Path(sys.argv[1])
 try:
     with module.folder_lock(out), EventLog(out / "events.jsonl") as log:
@@ -174,7 +174,7 @@ try:
                 write()
             except module.FolderLostError:
                 print("not written", flush=True)
-        time.sleep(0.5)  # five heartbeats that are not given
+        time.sleep(1)  # five heartbeats that are not given
         write_text(out / "after", "")
 except module.FolderLostError as error:
     print(error, flush=True)
@@ -183,7 +183,7 @@ except module.FolderLostError as error:
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_holder_that_was_suspended_learns_that_its_lock_was_taken_over(tmp_path, monkeypatch, beside: bool) -> None:
-    monkeypatch.setattr(module, "_HEARTBEAT", 0.1)
+    monkeypatch.setattr(module, "_HEARTBEAT", 0.2)
     folder, script = tmp_path / "run", SUSPENDED.replace("lock(out)", f"lock(out, beside={beside})")
     before = f"{_without_flock()}\n"  # as on a network disk whose locks end at each machine
     process = subprocess.Popen([sys.executable, "-c", before + script, str(folder)], stdout=subprocess.PIPE, text=True)
